@@ -27,8 +27,8 @@ turns attention residuals into an ordinary pre-norm residual stream.
 
 Shapes: B batch, T tokens, H heads, K and V key and value channels, E experts, I expert width, L
 latent width, N = B*T rows. Activations have the parameters' dtype. What the official model computes
-in fp32 (norms, router, softmax, gates, recurrence, expert sum) is fp32 here, or fp64 when the
-activations are, so an fp32 or fp64 model never rounds in between.
+in fp32 (norms, router, softmax, gates, recurrence, expert sum) is "wide" here: fp32, or fp64 when
+the activations are, so that an fp32 or fp64 model never rounds in between.
 
 Source: moonshotai/Kimi-K3 and moonshotai/Kimi-Linear-48B-A3B-Instruct, their config.json and
 modeling files; Kimi Linear, arXiv 2510.26692 (KDA); flash-linear-attention (the KDA gate).
@@ -78,10 +78,8 @@ class Config:
     num_hidden_layers: int
     rms_norm_eps: float
     initializer_range: float = 0.02
-
     attn_res_block_size: int | None = None
     """Layers between two snapshots; None is an ordinary residual stream."""
-
     num_attention_heads: int
     q_lora_rank: int | None = None
     kv_lora_rank: int
@@ -153,7 +151,7 @@ def check_keys(keys: Mapping[str, Any], wrapper: Mapping[str, Any]) -> None:
 
 
 def wide(x: Tensor) -> Tensor:
-    """fp32, or fp64 where x already is: the precision of every step that must not round."""
+    """x in fp32, or in fp64 where it already is."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -189,10 +187,9 @@ def attention_residual(
 ) -> Tensor:
     """What a sublayer reads: a softmax mixture, per token, of the snapshots and the current sum.
 
-    Scores see the normalised sources; the mixture is of the sources themselves. Without snapshots
-    (first attention, Kimi-Linear) the only source is `prefix`. Tensors are [B, T, hidden].
+    Scores see the normalised sources, the mixture is of the sources themselves: [B, T, hidden].
     """
-    if not snapshots:
+    if not snapshots:  # before the first, and in Kimi-Linear
         return prefix
     norm, proj = getattr(owner, f"{site}_norm"), getattr(owner, f"{site}_proj")
     sources = wide(torch.stack([*snapshots, prefix]))
@@ -222,16 +219,16 @@ class MultiHeadLatentAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         c, heads = self.c, self.c.num_attention_heads
-        direct = c.q_lora_rank is None
-        q = self.q_proj(x) if direct else self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
-        q = q.unflatten(-1, (heads, -1))
-        latent, k_shared = self.kv_a_proj_with_mqa(x).split(
-            [c.kv_lora_rank, c.qk_rope_head_dim], -1
-        )
+        if c.q_lora_rank is None:
+            q = self.q_proj(x)
+        else:
+            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        sizes = [c.kv_lora_rank, c.qk_rope_head_dim]
+        latent, k_shared = self.kv_a_proj_with_mqa(x).split(sizes, -1)
         kv = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (heads, -1))
         k, v = kv.split([c.qk_nope_head_dim, c.v_head_dim], -1)
         k = torch.cat([k, k_shared[..., None, :].expand(*k.shape[:-1], -1)], -1)
-        q, k, v = (u.transpose(1, 2) for u in (q, k, v))
+        q, k, v = (u.transpose(1, 2) for u in (q.unflatten(-1, (heads, -1)), k, v))
         o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=q.shape[-1] ** -0.5)
         o = o.transpose(1, 2).flatten(2)
         if c.mla_use_output_gate:
@@ -239,11 +236,16 @@ class MultiHeadLatentAttention(nn.Module):
         return self.o_proj(o)
 
 
+def l2_normalize(x: Tensor) -> Tensor:
+    """Unit length over the last axis, wide; eps is added to the sum of squares, not to its mean."""
+    x = wide(x)
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
 def recurrent_kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     """The gated delta rule, token by token, from a zero state.
 
-    Decay the state, predict v from k, write back beta times the error, read with q. This is also
-    the signature of a replacement, for example a chunked kernel.
+    Decay the state, predict v from k, write beta times the error at k, read with q.
 
     Args:
         q, k: [B, T, H, K], wide. L2-normalised; q is scaled by K**-0.5.
@@ -286,10 +288,9 @@ class KimiDeltaAttention(nn.Module):
         self.c, self.kda = c, kda
         heads, dim, hidden = c.kda_num_heads, c.kda_head_dim, c.hidden_size
         channels = heads * dim
-        for name in ("q", "k", "v"):
-            self.add_module(f"{name}_proj", linear(hidden, channels))
-            conv = ShortConvolution(channels, c.short_conv_kernel_size)
-            self.add_module(f"{name}_conv1d", conv)
+        self.q_proj, self.k_proj, self.v_proj = (linear(hidden, channels) for _ in range(3))
+        convolutions = (ShortConvolution(channels, c.short_conv_kernel_size) for _ in range(3))
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = convolutions
         self.f_a_proj, self.f_b_proj = linear(hidden, dim), linear(dim, channels)
         self.A_log = nn.Parameter(torch.zeros(heads))
         self.dt_bias = nn.Parameter(torch.zeros(channels))
@@ -317,37 +318,25 @@ class KimiDeltaAttention(nn.Module):
         k = self.heads(self.k_conv1d(self.k_proj(x)))
         v = self.heads(self.v_conv1d(self.v_proj(x)))
         beta = torch.sigmoid(wide(self.b_proj(x)))
-        scale = self.c.kda_head_dim**-0.5
-        o = self.kda(l2_normalize(q) * scale, l2_normalize(k), v, self.log_decay(x), beta)
+        q, k = l2_normalize(q) * self.c.kda_head_dim**-0.5, l2_normalize(k)
+        o = self.kda(q, k, v, self.log_decay(x), beta)
         gate = self.g_proj(x) if self.c.use_full_rank_gate else self.g_b_proj(self.g_a_proj(x))
-        o = (
-            normalize(o, self.o_norm.eps)
-            * self.o_norm.weight
-            * torch.sigmoid(wide(self.heads(gate)))
-        )
+        o = normalize(o, self.o_norm.eps) * self.o_norm.weight * wide(self.heads(gate)).sigmoid()
         return self.o_proj(o.to(x.dtype).flatten(2))
-
-
-def l2_normalize(x: Tensor) -> Tensor:
-    """Unit length over the last axis, wide; eps is added to the sum of squares, not to its mean."""
-    x = wide(x)
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def activation(c: Config) -> Callable[[Tensor, Tensor], Tensor]:
     """act(gate, up) of every MLP and expert: computed wide, rounded once."""
     beta, linear_beta = c.activation_situ_beta or 1.0, c.activation_situ_linear_beta
 
-    def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-        return (F.silu(wide(gate)) * wide(up)).to(gate.dtype)
-
-    def situ_glu(gate: Tensor, up: Tensor) -> Tensor:
+    def glu(gate: Tensor, up: Tensor) -> Tensor:
         g, u = wide(gate), wide(up)
-        if linear_beta is not None:
-            u = linear_beta * torch.tanh(u / linear_beta)
+        if c.hidden_act == "silu":
+            return (F.silu(g) * u).to(gate.dtype)
+        u = u if linear_beta is None else linear_beta * torch.tanh(u / linear_beta)
         return (beta * torch.tanh(g / beta) * torch.sigmoid(g) * u).to(gate.dtype)
 
-    return situ_glu if c.hidden_act == "situ" else swiglu
+    return glu
 
 
 class MLP(nn.Module):
@@ -356,8 +345,7 @@ class MLP(nn.Module):
     def __init__(self, c: Config, width: int) -> None:
         super().__init__()
         self.act = activation(c)
-        self.gate_proj = linear(c.hidden_size, width)
-        self.up_proj = linear(c.hidden_size, width)
+        self.gate_proj, self.up_proj = (linear(c.hidden_size, width) for _ in range(2))
         self.down_proj = linear(width, c.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -365,10 +353,7 @@ class MLP(nn.Module):
 
 
 class Router(nn.Module):
-    """Chooses experts by sigmoid score plus selection bias and weights them by score alone.
-
-    The bias balances load; nothing differentiable depends on it, so it receives no gradient.
-    """
+    """Chooses experts by score plus selection bias; weights and gradients ignore the bias."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -390,9 +375,7 @@ class Router(nn.Module):
 def naive_experts(
     z: Tensor, ids: Tensor, weights: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, act: Function
 ) -> Tensor:
-    """Sum over the k slots of weight * w2 act(w1 z, w3 z): one expert after the other.
-
-    This is also the signature of a replacement, for example a grouped GEMM.
+    """Sum over the k slots of weight * w2 act(w1 z, w3 z), one expert after the other.
 
     Args:
         z: [N, L].
@@ -418,22 +401,20 @@ class LatentMoE(nn.Module):
         self.run_experts, self.act = experts, activation(c)
         self.gate = Router(c)
         latent = c.routed_expert_hidden_size or c.hidden_size
-        up = (c.num_experts, c.moe_intermediate_size, latent)
-        down = (c.num_experts, latent, c.moe_intermediate_size)
-        shapes = {"w1": up, "w3": up, "w2": down}
+        E, I = c.num_experts, c.moe_intermediate_size
+        shapes = {"w1": (E, I, latent), "w3": (E, I, latent), "w2": (E, latent, I)}
         self.experts = nn.ParameterDict({name: torch.zeros(shapes[name]) for name in shapes})
-        same: Callable[[], nn.Module] = nn.Identity
-        has_latent = c.routed_expert_hidden_size is not None
-        self.routed_expert_down_proj = linear(c.hidden_size, latent) if has_latent else same()
-        self.routed_expert_up_proj = linear(latent, c.hidden_size) if has_latent else same()
-        has_norm = has_latent and c.latent_moe_use_norm
-        self.routed_expert_norm = RMSNorm(latent, c.rms_norm_eps) if has_norm else same()
+        projection = nn.Identity if c.routed_expert_hidden_size is None else linear
+        norm = RMSNorm if c.latent_moe_use_norm else nn.Identity
+        self.routed_expert_down_proj = projection(c.hidden_size, latent)
+        self.routed_expert_norm = norm(latent, c.rms_norm_eps)
+        self.routed_expert_up_proj = projection(latent, c.hidden_size)
         self.shared_experts = MLP(c, c.num_shared_experts * c.moe_intermediate_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.flatten(0, 1)
+        rows, w = x.flatten(0, 1), self.experts
         ids, weights = self.gate(rows)
-        z, w = self.routed_expert_down_proj(rows), self.experts
+        z = self.routed_expert_down_proj(rows)
         y = self.run_experts(z, ids, weights, w["w1"], w["w3"], w["w2"], self.act)
         y = self.routed_expert_up_proj(self.routed_expert_norm(y))
         return y.view_as(x) + self.shared_experts(x)
@@ -473,8 +454,8 @@ class Decoder(nn.Module):
     def __init__(self, c: Config, kda: Function, experts: Function) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        layers = [Layer(c, index, kda, experts) for index in range(c.num_hidden_layers)]
-        self.layers = nn.ModuleList(layers)
+        layers = range(c.num_hidden_layers)
+        self.layers = nn.ModuleList(Layer(c, index, kda, experts) for index in layers)
         if c.attn_res_block_size is not None:
             add_attention_residual(self, "output_attn_res", c)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -486,7 +467,7 @@ class Decoder(nn.Module):
         snapshots: list[Tensor] = []
         for index, (layer, reader) in enumerate(zip(self.layers, readers, strict=True)):
             if layer.starts_block:
-                # After attention's mixture was taken: a block's first attention sees it only once.
+                # After the mixture for attention was taken: it sees this prefix once.
                 snapshots = [*snapshots, prefix]
             prefix = layer(mixture, prefix, snapshots)
             mixture = attention_residual(*reader, snapshots, prefix)
@@ -499,11 +480,7 @@ class Model(nn.Module):
     """The text model; parameters carry the checkpoint's names, without `language_model.`.
 
     Only the routed experts differ: one stacked tensor per matrix, `...experts.w1`. Values come
-    from weights.py: `load_checkpoint_tensors` or `init_weights`.
-
-    Args:
-        kda: as `recurrent_kda`.
-        experts: as `naive_experts`.
+    from weights.py. `kda` and `experts` are called as `recurrent_kda` and `naive_experts` are.
     """
 
     def __init__(
