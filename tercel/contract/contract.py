@@ -100,6 +100,9 @@ class Tolerance:
     """RMS of the error over RMS of the reference, in ulps of one."""
     why: str
     """How the two follow from the op's sums and roundings."""
+    fp32_ulps: float = 0.0
+    """Allowed besides, of both kinds, in ulps of fp32: what long sums inside the op lose in
+    any order. It matters in fp32 and vanishes next to a rounding to bf16."""
     unit: str = "result"
     """Whose rounding step an ulp is: `result`, or `act` for f32 results that hold values of act."""
 

@@ -67,9 +67,10 @@ CONTRACT = Contract(
         Cell("K3 output selection", ("tp16_moetp4ep4",), S=8, T=1, N=7168),
     ),
     tolerance=Tolerance(
-        element_ulps=8,
-        rms_ulps=4,
-        why="one rounding, plus the fp32 error of the scores (sums of N terms), which moves the "
-        "shares and so the whole row by a few fp32 ulps",
+        element_ulps=1.5,
+        rms_ulps=0.75,
+        fp32_ulps=40,
+        why="one rounding of half an ulp, doubled where a row's largest element sits just above a "
+        "power of two; fp32 scores are sums of up to 7168 terms, and their error moves the shares",
     ),
 )
