@@ -194,6 +194,24 @@ def check_roundings(
             raise CheckFailed(f"{op.name}: {share:.1%} of {name} carry the reference's bits")
 
 
+def check_meta(op: Op[..., Any], cell: Cell, implementation: str) -> None:
+    """Runs on tensors without contents, so it reads none of them on the host, and gives results
+    of the contract's shapes and dtypes."""
+    chosen = op.implementation(implementation)
+    arguments = {
+        name: value.to("meta") if isinstance(value, torch.Tensor) else value
+        for name, value in draw(op, cell, dtype=torch.float32).items()
+    }
+    expected = _results(op.contract, op.contract.shape_only(arguments), arguments)
+    ours = _packed(op, chosen, arguments, torch.float32)
+    for name, value in _results(op.contract, chosen.run(**ours), ours).items():
+        if (value.shape, value.dtype) != (expected[name].shape, expected[name].dtype):
+            raise CheckFailed(
+                f"{op.name}: {name} is {tuple(value.shape)} {value.dtype}, the contract says "
+                f"{tuple(expected[name].shape)} {expected[name].dtype}"
+            )
+
+
 def check_control(
     op: Op[..., Any],
     cell: Cell,

@@ -4,6 +4,7 @@ import torch
 from tercel.contract.check import (
     check_cell,
     check_control,
+    check_meta,
     check_refusal,
     check_replay,
     check_roundings,
@@ -23,6 +24,10 @@ def test_cells(cell, dtype):
 @pytest.mark.parametrize("cell", CONTRACT.cells[1:3], ids=str)
 def test_roundings(cell):
     check_roundings(add_attn_res_rms_norm, cell, PORTABLE)
+
+
+def test_meta():
+    check_meta(add_attn_res_rms_norm, CELL, PORTABLE)
 
 
 @pytest.mark.parametrize("cell", CONTRACT.cells[1:3], ids=str)

@@ -4,6 +4,7 @@ import torch
 from tercel.contract.check import (
     check_cell,
     check_control,
+    check_meta,
     check_refusal,
     check_replay,
     check_roundings,
@@ -22,6 +23,10 @@ def test_cells(cell, dtype):
 
 def test_roundings():
     check_roundings(attn_res_rms_norm, CELL, PORTABLE)
+
+
+def test_meta():
+    check_meta(attn_res_rms_norm, CELL, PORTABLE)
 
 
 def test_replay():

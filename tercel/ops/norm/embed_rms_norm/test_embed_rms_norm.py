@@ -5,6 +5,7 @@ from tercel.contract.check import (
     check_cell,
     check_control,
     check_invalid,
+    check_meta,
     check_refusal,
     check_replay,
     check_roundings,
@@ -24,6 +25,10 @@ def test_cells(cell, dtype):
 
 def test_roundings():
     check_roundings(embed_rms_norm, CELL, PORTABLE)
+
+
+def test_meta():
+    check_meta(embed_rms_norm, CELL, PORTABLE)
 
 
 def test_replay():

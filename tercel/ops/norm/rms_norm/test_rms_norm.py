@@ -4,6 +4,7 @@ import torch
 from tercel.contract.check import (
     check_cell,
     check_control,
+    check_meta,
     check_refusal,
     check_replay,
     check_roundings,
@@ -21,6 +22,10 @@ def test_cells(cell, dtype):
 
 def test_two_roundings():
     check_roundings(rms_norm, CELL, rms_norm.portable.name)
+
+
+def test_meta():
+    check_meta(rms_norm, CELL, rms_norm.portable.name)
 
 
 def test_replay():
