@@ -77,13 +77,18 @@ def _weights(cell: Cell, make: InputMaker) -> dict[str, Any]:
             "w2": make.normal(experts, latent, width, scale=width**-0.5),
             "w2_scale": None,
         }
-    codes = {"low": 0, "high": 256, "dtype": "u8"}
-    scales = {"low": 121, "high": 125, "dtype": "u8"}
+
+    def codes(*shape: int) -> torch.Tensor:
+        return make.integers(*shape, low=0, high=256, dtype="u8")
+
+    def scales(*shape: int) -> torch.Tensor:
+        return make.integers(*shape, low=121, high=125, dtype="u8")
+
     return {
-        "w13": make.integers(experts, 2 * width, latent // 2, **codes),
-        "w13_scale": make.integers(experts, 2 * width, latent // 32, **scales),
-        "w2": make.integers(experts, latent, width // 2, **codes),
-        "w2_scale": make.integers(experts, latent, width // 32, **scales),
+        "w13": codes(experts, 2 * width, latent // 2),
+        "w13_scale": scales(experts, 2 * width, latent // 32),
+        "w2": codes(experts, latent, width // 2),
+        "w2_scale": scales(experts, latent, width // 32),
     }
 
 
