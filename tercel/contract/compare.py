@@ -24,8 +24,11 @@ def ulp(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def measure(actual: torch.Tensor, reference: torch.Tensor) -> Error:
-    """Errors of `actual` in ulps of its own dtype; `reference` is fp64. NaN in both is equal."""
+def measure(
+    actual: torch.Tensor, reference: torch.Tensor, unit: torch.dtype | None = None
+) -> Error:
+    """Errors of `actual` in ulps of `unit`, its own dtype by default; `reference` is fp64. NaN in
+    both is equal."""
     poisoned = actual.isnan() & reference.isnan()
     difference = (actual.double() - reference.double()).masked_fill(poisoned, 0.0).abs()
     expected = reference.double().masked_fill(poisoned, 0.0)
@@ -34,7 +37,7 @@ def measure(actual: torch.Tensor, reference: torch.Tensor) -> Error:
     if not difference.isfinite().all():
         return Error(float("inf"), float("inf"))
     row_max = expected.abs().amax(dim=-1, keepdim=True) if expected.dim() else expected.abs()
-    step = ulp(actual.dtype)
+    step = ulp(unit or actual.dtype)
     tiny = torch.finfo(torch.float32).tiny
     element = (difference / (row_max * step).clamp_min(tiny)).max()
     rms = difference.square().mean().sqrt() / expected.square().mean().sqrt().clamp_min(tiny)
@@ -42,9 +45,14 @@ def measure(actual: torch.Tensor, reference: torch.Tensor) -> Error:
 
 
 def compare(
-    name: str, actual: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance
+    name: str,
+    actual: torch.Tensor,
+    reference: torch.Tensor,
+    tolerance: Tolerance,
+    act: torch.dtype = torch.float32,
 ) -> Error:
-    """Raises CheckFailed unless `actual` is within `tolerance`; integers must be equal."""
+    """Raises CheckFailed unless `actual` is within `tolerance`; integers must be equal. `act` is
+    the activation dtype of the call, for tolerances in its unit."""
     if actual.shape != reference.shape:
         raise CheckFailed(f"{name}: shape {tuple(actual.shape)}, expected {tuple(reference.shape)}")
     if not actual.is_floating_point():
@@ -52,7 +60,8 @@ def compare(
             wrong = int((actual != reference).sum())
             raise CheckFailed(f"{name}: {wrong} of {actual.numel()} integers differ")
         return Error(0.0, 0.0)
-    error = measure(actual, reference)
+    unit = act if tolerance.unit == "act" else actual.dtype
+    error = measure(actual, reference, unit)
     if not error.within(tolerance):
         raise CheckFailed(
             f"{name}: worst element {error.element_ulps:.3g} ulps (allowed "
