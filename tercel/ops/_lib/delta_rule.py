@@ -18,7 +18,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-
 FORGOTTEN = -40.0
 """Log decays saturate here: e^-40 is nothing beside the rounding even of fp64, and its square is
 still a normal fp32 number, which denormals' slow paths are not."""

@@ -114,4 +114,3 @@ CONTRACT = Contract(
         Hazard("stale_state", "a fresh sequence that is not marked continues the slot's last one"),
     ),
 )
-
