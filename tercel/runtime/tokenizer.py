@@ -76,10 +76,7 @@ class Tokenizer:
     """
 
     def __init__(self, tokens: Sequence[bytes], name: str = RANK_FILE) -> None:
-        """Args:
-        tokens: base tokens by rank; all 256 single bytes among them, no duplicates.
-        name: shown in errors.
-        """
+        """`tokens`: base tokens by rank, the 256 single bytes among them. `name`: for errors."""
         _check_ranks(tokens, name)
         base = len(tokens)
         names = [
@@ -266,7 +263,7 @@ def _cuts_in_runs(piece: str) -> list[int]:
 
 def _parse_rank_line(line: bytes, where: str) -> tuple[int, bytes]:
     fields = line.split()
-    if len(fields) != 2 or not fields[1].isdigit():
+    if len(fields) != 2 or not fields[1].isdigit() or len(fields[1]) > 9:
         raise CheckpointError(f"{where}: expected `base64 rank`, found {line[:80]!r}")
     try:
         token = base64.b64decode(fields[0], validate=True)
