@@ -1,7 +1,8 @@
-"""K3's tokenizer: a tiktoken rank file, K3's split pattern and 256 special slots above the ranks."""
+"""K3's tokenizer: a tiktoken rank file, a split pattern and 256 special slots above the ranks."""
 
 import base64
 import codecs
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -247,7 +248,7 @@ def _pieces(text: str) -> Iterator[str]:
     for start in range(0, len(text), _MAX_PIECE_CHARS):
         piece = text[start : start + _MAX_PIECE_CHARS]
         cuts = [0, *_cuts_in_runs(piece), len(piece)]
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in itertools.pairwise(cuts):
             yield piece[begin:end]
 
 
