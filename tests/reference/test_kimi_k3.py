@@ -22,70 +22,13 @@ from tercel.reference.weights import (
     load_checkpoint_tensors,
 )
 
-VECTORS = Path(__file__).parents[1] / "vectors"
+TESTS = Path(__file__).parents[1]
 CONFIGS = {
-    name: json.loads((VECTORS / name / "config.json").read_text())
+    name: json.loads((TESTS / "vectors" / name / "config.json").read_text())
     for name in ("kimi_k3", "kimi_linear")
 }
 
-PUBLISHED_K3 = {
-    "architectures": ["KimiK3ForConditionalGeneration"],
-    "model_type": "kimi_k3",
-    "tie_word_embeddings": False,
-    "vision_config": {},
-    "text_config": {
-        "architectures": ["KimiLinearForCausalLM"],
-        "model_type": "kimi_linear",
-        "vocab_size": 163840,
-        "hidden_size": 7168,
-        "num_hidden_layers": 93,
-        "intermediate_size": 33792,
-        "num_attention_heads": 96,
-        "num_key_value_heads": 96,
-        "rms_norm_eps": 1e-5,
-        "q_lora_rank": 1536,
-        "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "mla_use_nope": True,
-        "mla_use_output_gate": True,
-        "num_experts": 896,
-        "num_experts_per_token": 16,
-        "num_shared_experts": 2,
-        "moe_intermediate_size": 3072,
-        "routed_expert_hidden_size": 3584,
-        "latent_moe_use_norm": True,
-        "first_k_dense_replace": 1,
-        "moe_layer_freq": 1,
-        "moe_router_activation_func": "sigmoid",
-        "moe_renormalize": True,
-        "topk_method": "noaux_tc",
-        "use_grouped_topk": True,
-        "n_group": 1,
-        "topk_group": 1,
-        "routed_scaling_factor": 1.0,
-        "hidden_act": "situ",
-        "activation_situ_beta": 4.0,
-        "activation_situ_linear_beta": 25.0,
-        "attn_res_block_size": 12,
-        "num_nextn_predict_layers": 0,
-        "max_position_embeddings": 1048576,
-        "tie_word_embeddings": False,
-        "initializer_range": 0.02,
-        "transformers_version": "4.56.2",
-        "linear_attn_config": {
-            "num_heads": 96,
-            "head_dim": 128,
-            "short_conv_kernel_size": 4,
-            "use_full_rank_gate": True,
-            "gate_lower_bound": -5.0,
-            "full_attn_layers": [*range(4, 93, 4), 93],
-            "kda_layers": [layer for layer in range(1, 93) if layer % 4],
-        },
-        "quantization_config": {"quant_method": "compressed-tensors"},
-    },
-}
+PUBLISHED = {name: json.loads((TESTS / "configs" / f"{name}.json").read_text()) for name in CONFIGS}
 
 
 def tiny(
@@ -241,7 +184,7 @@ def test_the_delta_rule_overwrites_what_a_key_held() -> None:
 
 
 def test_published_k3_has_the_published_number_of_tensors_and_bytes() -> None:
-    config = Config.from_dict(PUBLISHED_K3)
+    config = Config.from_dict(PUBLISHED["kimi_k3"])
     with torch.device("meta"):
         model = Model(config)
     count, size = 0, 0
@@ -261,11 +204,20 @@ def test_published_k3_has_the_published_number_of_tensors_and_bytes() -> None:
     assert size + 2 * sum(projector + vit) == 1_560_860_324_864
 
 
+def test_published_kimi_linear_has_48_billion_parameters() -> None:
+    with torch.device("meta"):
+        model = Model(Config.from_dict(PUBLISHED["kimi_linear"]))
+    names = {name for name, _ in model.named_parameters()}
+    assert not any("_res_" in name or "routed_expert" in name for name in names)
+    assert "model.layers.0.self_attn.g_a_proj.weight" in names
+    assert 48e9 < sum(parameter.numel() for parameter in model.parameters()) < 50e9
+
+
 def test_layers_of_the_config_count_from_zero() -> None:
-    config = Config.from_dict(PUBLISHED_K3)
+    config = Config.from_dict(PUBLISHED["kimi_k3"])
     mla = set(range(93)) - set(config.kda_layers)
     assert mla == {*range(3, 92, 4), 92}
-    assert Config.from_dict(PUBLISHED_K3["text_config"]) == config
+    assert Config.from_dict(PUBLISHED["kimi_k3"]["text_config"]) == config
 
 
 def test_class_names_decide_nothing() -> None:
