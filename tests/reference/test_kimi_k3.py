@@ -53,7 +53,7 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 
 def test_the_whole_model_is_one_short_file_over_torch() -> None:
     source = Path(kimi_k3.__file__).read_text()
-    assert source.count("\n") <= 500
+    assert source.count("\n") < 500
     roots = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
