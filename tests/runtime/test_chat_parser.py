@@ -271,6 +271,7 @@ def argument(value, kind="string", key="k"):
         (["A", END], "A", ""),
         (["A"], "A", ""),
         (["A", CLOSE_ONLY, "thi"], "A", ""),
+        ([f"A{CLOSE}think{SEP}"], f"A{CLOSE}think{SEP}", ""),
         # The separator is spelled, or missing before the next control token.
         (["A", CLOSE_ONLY, f"think{SEP}", open_tag("response"), "B", MESSAGE_END], "A", "B"),
         (["A", CLOSE_ONLY, "think", open_tag("response"), "B", MESSAGE_END], "A", "B"),
@@ -363,8 +364,15 @@ def test_a_quoted_call_is_never_made():
         assert parse(output(*parts)).tool_calls == ()
 
 
-def test_a_header_that_never_ends_does_not_slow_down():
-    ids = output(
-        OPEN_ONLY, 'call tool="' + "x" * 50_000, [Segment(OPEN, special=True)], " " * 50_000
-    )
-    assert parse(ids).tool_calls == ()
+def test_half_a_character_before_a_marker_belongs_to_the_channel_before_it():
+    ids = [*output("A"), *"🙂".encode()[:2], *output(close_tag("think"), "B", END)]
+    message = parse(ids)
+    assert (message.reasoning_content, message.content) == (f"A{REPLACEMENT}", "B")
+
+
+def test_a_header_that_grows_too_long_is_text():
+    spaces = " " * 50_000
+    assert parse(output(OPEN_ONLY, spaces)).reasoning_content == OPEN + spaces
+    # A quoted value may be long; it ends with the next control token at the latest.
+    message = parse(output(open_tag("tools"), OPEN_ONLY, 'call tool="' + "x" * 50_000, OPEN_ONLY))
+    assert [len(call.name) for call in message.tool_calls] == [50_000]

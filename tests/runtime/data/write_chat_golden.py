@@ -31,7 +31,7 @@ SEARCH = {
     "type": "function",
     "function": {
         "name": "search",
-        "description": "sucht »alles« <|sep|>",
+        "description": "finds »everything« <|sep|>",
         "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
     },
 }
@@ -105,6 +105,12 @@ CASES = [
         ],
         "thinking": False,
         "tool_choice": "none",
+    },
+    {
+        "messages": [
+            {"role": "assistant", "tool_calls": [call("a", "calc", {}), call("a", "search", {})]},
+            {"role": "tool", "tool_call_id": "a", "content": "of the first call with this id"},
+        ]
     },
     {"messages": [HI], "response_format": {"type": "json_object"}},
     {
