@@ -270,7 +270,7 @@ def argument(value, kind="string", key="k"):
         # A stop token alone proves nothing, and neither does the end of the tokens.
         (["A", END], "A", ""),
         (["A"], "A", ""),
-        (["A", CLOSE_ONLY, "thi"], "A", ""),
+        (["A", CLOSE_ONLY, "thin"], "A", ""),
         ([f"A{CLOSE}think{SEP}"], f"A{CLOSE}think{SEP}", ""),
         # The separator is spelled, or missing before the next control token.
         (["A", CLOSE_ONLY, f"think{SEP}", open_tag("response"), "B", MESSAGE_END], "A", "B"),
