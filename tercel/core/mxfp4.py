@@ -17,6 +17,12 @@ MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 _LARGEST_EXPONENT = 2  # of 6 = 1.5 * 2 ** 2
 _BIAS = 127
+_PAIR = {
+    torch.bfloat16: torch.int32,
+    torch.float32: torch.int64,
+    torch.float64: torch.complex128,
+}
+"""A dtype of the size of two values."""
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -25,13 +31,16 @@ def dequantize(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> 
     Args:
         dtype: bf16, fp32 or fp64. Products from 2 ** 128 on are infinite in bf16 and fp32.
     """
-    if dtype not in (torch.bfloat16, torch.float32, torch.float64):
+    if dtype not in _PAIR:
         raise ContractError(f"mxfp4: {dtype} does not hold every value; use bfloat16 or float32")
     values = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)], dtype=dtype)
     byte = torch.arange(256)
-    pairs = torch.stack([values[byte & 15], values[byte >> 4]], -1).to(codes.device)
-    blocks = pairs[codes.int()].flatten(-2).unflatten(-1, (-1, BLOCK))
-    return (blocks * _powers_of_two(scale, dtype)[..., None]).flatten(-2)
+    pairs = torch.stack([values[byte & 15], values[byte >> 4]], -1)
+    # Both values of a byte are fetched as one element: several times faster on a CPU.
+    table = pairs.view(_PAIR[dtype]).flatten().to(codes.device)
+    flat = table.index_select(0, codes.flatten().int()).view(dtype)
+    blocks = flat.view(*scale.shape, BLOCK)
+    return blocks.mul_(_powers_of_two(scale, dtype)[..., None]).flatten(-2)
 
 
 def quantize(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
