@@ -46,17 +46,19 @@ def dequantize(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> 
 def quantize(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [..., K / 2] u8 and scales [..., K / 32] u8 of w [..., K], K a multiple of 32.
 
-    The exponent of a block's scale is floor(log2(largest magnitude)) - 2 (the OCP rule), so that the
-    largest magnitude lands in [4, 8) and saturates at 6; a block of zeros gets the scale 1. Values
-    are rounded to the nearest code, ties to the even one. Values that MXFP4 holds come back as they
-    were.
+    The exponent of a block's scale is floor(log2(largest magnitude)) - 2 (the OCP rule), so that
+    the largest magnitude lands in [4, 8) and saturates at 6; a block of zeros gets the scale 1.
+    Values are rounded to the nearest code, ties to the even one. What MXFP4 holds comes back as it
+    was.
 
     Raises:
         ContractError: K is not a multiple of 32, or a value is not finite.
     """
     if w.shape[-1] % BLOCK:
         raise ContractError(f"mxfp4: a row of {w.shape[-1]} values is not a multiple of {BLOCK}")
-    blocks = w.to(w.dtype if w.dtype == torch.float64 else torch.float32).unflatten(-1, (-1, BLOCK))
+    blocks = w.reshape(*w.shape[:-1], -1, BLOCK)
+    if w.dtype != torch.float64:
+        blocks = blocks.float()
     if not bool(blocks.isfinite().all()):
         raise ContractError("mxfp4: the weights hold values that are not finite")
     largest = blocks.abs().amax(-1)
