@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ def test_the_split_never_changes_the_text(text, stops, cuts):
     expected, stop = first_stop(text, stops)
     finder, emitted = StopStrings(stops), ""
     bounds = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         emitted += finder.push(text[start:end])
         assert expected.startswith(emitted)
     emitted += finder.flush()
