@@ -10,7 +10,6 @@ from tercel.runtime.chat import (
     Channel,
     ChatParser,
     ContentDelta,
-    Done,
     Event,
     ReasoningDelta,
     collect,

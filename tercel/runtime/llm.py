@@ -4,15 +4,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 from tercel.config import EngineConfig, SamplingParams
+from tercel.errors import EngineError, RequestError
 from tercel.runtime.chat import Channel, Done, Event, encode, render, start_channel
+from tercel.runtime.checkpoint import open_checkpoint
 from tercel.runtime.completions import ChatAssembler, ChatCompletion, Completion
 from tercel.runtime.engine import Engine
 from tercel.runtime.outputs import RequestOutput
 from tercel.runtime.runner import OpenModel, ReportProgress
-from tercel.runtime.checkpoint import open_checkpoint
 
 ChatItem = Event | ChatCompletion
 
@@ -68,14 +69,14 @@ class LLM:
             RequestError: what is wrong with a prompt or a parameter; nothing has run then.
         """
         params = params or SamplingParams()
-        is_batch = not isinstance(prompts, str) and not all(isinstance(p, int) for p in prompts)
-        batch = prompts if is_batch else [prompts]
-        ids = [self._ids(prompt) for prompt in batch]
-        for prompt in ids:
-            self.engine.limits.check(prompt, params)
+        batch, is_batch = self._batch(prompts)
+        for ids in batch:
+            self.engine.limits.check(ids, params)
+        if stream and is_batch:
+            raise RequestError("stream", "stream one prompt at a time, or leave it out")
         if stream:
-            return self._stream(ids[0], params)
-        completions = self._run(ids, params)
+            return self._stream(batch[0], params)
+        completions = self._run(batch, params)
         return completions if is_batch else completions[0]
 
     @overload
@@ -139,8 +140,17 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    def _batch(
+        self, prompts: str | Sequence[int] | list[str] | list[list[int]]
+    ) -> tuple[list[Sequence[int]], bool]:
+        """Token ids of every prompt, and whether it was a list of prompts."""
+        if isinstance(prompts, str):
+            return [self.tokenizer.encode(prompts)], False
+        if all(isinstance(item, int) for item in prompts):
+            return [cast("Sequence[int]", prompts)], False
+        items = cast("list[str] | list[list[int]]", prompts)
+        encode = self.tokenizer.encode
+        return [encode(item) if isinstance(item, str) else item for item in items], True
 
     def _chat(
         self, prompt: Sequence[int], params: SamplingParams, start: Channel
@@ -178,6 +188,8 @@ class LLM:
         unread, is_running = self._unread[name], True
         while is_running:
             while not unread:
+                if not self.engine.has_work:
+                    raise EngineError("the request was ended by Ctrl-C in another request's step")
                 for output in self.engine.step():
                     self._unread[output.request_id].append(output)
             is_running = unread[0].finish_reason is None
