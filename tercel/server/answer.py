@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -82,7 +82,7 @@ def _event(data: bytes | memoryview) -> bytes:
     return b"data: %b\n\n" % bytes(data)
 
 
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client closes its connection.
 
     Raises:

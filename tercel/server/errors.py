@@ -74,7 +74,7 @@ def _endpoints(app: FastAPI) -> list[str]:
         f"{method} {route.path}"
         for route in app.routes
         if isinstance(route, APIRoute)
-        for method in route.methods
+        for method in sorted(route.methods or ())
     ]
 
 

@@ -1,7 +1,7 @@
 """What a request may contain, in OpenAI's form plus K3's own fields. Anything else is refused."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import pydantic_core
@@ -164,11 +164,10 @@ class ChatRequest(GenerationRequest):
         """Best tokens to report per token; None: no log-probabilities."""
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError("top_logprobs", "it needs `logprobs: true`")
-        if not 0 <= (self.top_logprobs or 0) <= MAX_LOGPROBS:
-            raise RequestError(
-                "top_logprobs", f"{self.top_logprobs} is outside 0 .. {MAX_LOGPROBS}"
-            )
-        return (self.top_logprobs or 0) if self.logprobs else None
+        best = self.top_logprobs or 0
+        if not 0 <= best <= MAX_LOGPROBS:
+            raise RequestError("top_logprobs", f"{best} is outside 0 .. {MAX_LOGPROBS}")
+        return best if self.logprobs else None
 
     def output_limit(self) -> int | None:
         """Tokens to generate at most: the newer of the two names wins."""
@@ -195,7 +194,7 @@ class CompletionRequest(GenerationRequest):
     echo: bool | None = None
     logprobs: int | None = None
 
-    def prompts(self) -> list[str] | list[list[int]]:
+    def prompts(self) -> Sequence[str | list[int]]:
         """The prompts as one list.
 
         Raises:

@@ -5,7 +5,8 @@ The engine runs in another process; here is only what the server asks of its cli
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -64,7 +65,7 @@ class Engine(Protocol):
     async def start(self) -> None: ...
     def generate(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncIterator[Output]: ...
+    ) -> AsyncGenerator[Output]: ...
     async def abort(self, request_id: str) -> None: ...
     async def stats(self) -> Mapping[str, float]: ...
     async def close(self) -> None: ...
@@ -153,14 +154,13 @@ class Service:
         """
         is_finished = False
         try:
-            async for output in self.engine.generate(request_id, prompt_ids, params):
-                track.add(output.prompt_tokens, len(output.token_ids))
-                is_finished = output.finish_reason is not None
-                if output.finish_reason in ("error", "abort"):
-                    raise RequestFailed(
-                        output.error or f"the request ended: {output.finish_reason}"
-                    )
-                yield output
+            async with aclosing(self.engine.generate(request_id, prompt_ids, params)) as outputs:
+                async for output in outputs:
+                    track.add(output.prompt_tokens, len(output.token_ids))
+                    is_finished = output.finish_reason is not None
+                    if output.finish_reason in ("error", "abort"):
+                        raise RequestFailed(output.error or "the engine cancelled the request")
+                    yield output
         except RequestFailed:
             raise
         except EngineError as error:
