@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from tercel.config import SamplingParams
+from tercel.core.sampling import TokenLogprobs
 from tercel.runtime.chat import (
     Channel,
     ChatParser,
@@ -45,7 +46,7 @@ from tercel.server.responses import (
     TopLogprob,
     Usage,
 )
-from tercel.server.service import Logprobs, Output, Service
+from tercel.server.service import Output, Service
 from tercel.server.stop import StopStrings
 
 
@@ -237,7 +238,7 @@ def _usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int) ->
     )
 
 
-def _token_logprob(tokenizer: Tokenizer, entry: Logprobs) -> TokenLogprob:
+def _token_logprob(tokenizer: Tokenizer, entry: TokenLogprobs) -> TokenLogprob:
     def spelled(token: int) -> tuple[str, list[int]]:
         return tokenizer.decode([token]), list(tokenizer.decode_bytes([token]))
 

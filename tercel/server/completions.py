@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 
 from tercel.config import SamplingParams
+from tercel.core.sampling import TokenLogprobs
 from tercel.errors import RequestError
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.server.metrics import Track
 from tercel.server.protocol import MAX_LOGPROBS, CompletionRequest, parse
 from tercel.server.responses import TextChoice, TextCompletion, TextLogprobs, Usage
-from tercel.server.service import Logprobs, Service
+from tercel.server.service import Service
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of this endpoint."""
@@ -170,7 +171,7 @@ async def _merged(
         await asyncio.wait([task])
 
 
-def _logprobs(tokenizer: Tokenizer, entries: Sequence[Logprobs], offset: int) -> TextLogprobs:
+def _logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], offset: int) -> TextLogprobs:
     tokens = [tokenizer.decode([entry.token]) for entry in entries]
     offsets = []
     for token in tokens:

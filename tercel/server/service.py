@@ -13,24 +13,13 @@ from typing import Protocol
 import anyio
 
 from tercel.config import SamplingParams
+from tercel.core.sampling import TokenLogprobs
 from tercel.errors import EngineError, RequestError
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.server.errors import NotReady, UnknownModel
 from tercel.server.metrics import Metrics, Track
 
 logger = logging.getLogger(__name__)
-
-
-class Logprobs(Protocol):
-    """Log-probabilities of one position: of the token that was sampled and of the best ones."""
-
-    @property
-    def token(self) -> int: ...
-    @property
-    def logprob(self) -> float: ...
-    @property
-    def top(self) -> Sequence[tuple[int, float]]:
-        """(token id, log-probability), the best first."""
 
 
 class Output(Protocol):
@@ -41,7 +30,7 @@ class Output(Protocol):
     @property
     def text(self) -> str: ...
     @property
-    def logprobs(self) -> Sequence[Logprobs] | None: ...
+    def logprobs(self) -> Sequence[TokenLogprobs] | None: ...
     @property
     def finish_reason(self) -> str | None:
         """stop, length, abort or error on the last output."""
