@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from msgspec import Struct
 
+from tercel.errors import TercelError
 from tercel.server.errors import error_body
 from tercel.server.responses import to_json
 from tercel.server.service import Service
@@ -73,7 +74,8 @@ async def _events(first: Struct, chunks: AsyncGenerator[Struct]) -> AsyncIterato
             async for chunk in chunks:
                 yield _event(to_json(chunk))
         except Exception as error:
-            logger.exception("a streamed request failed")
+            unexpected = None if isinstance(error, TercelError) else error
+            logger.warning("a streamed request failed: %s", error, exc_info=unexpected)
             yield _event(JSONResponse(error_body(error)).body)
     yield _event(b"[DONE]")
 

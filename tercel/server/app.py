@@ -11,6 +11,7 @@ from tercel.server.answer import answer
 from tercel.server.chat import ChatJob
 from tercel.server.completions import CompletionJob
 from tercel.server.errors import NotReady, add_error_handlers
+from tercel.server.metrics import exposition
 from tercel.server.service import Service
 
 
@@ -48,8 +49,8 @@ def create_app(service: Service) -> FastAPI:
         try:
             stats = await service.stats()
         except NotReady:
-            stats = {}
-        return Response(service.metrics.exposition(stats), media_type=CONTENT_TYPE_LATEST)
+            stats = None
+        return Response(exposition(service.model, stats), media_type=CONTENT_TYPE_LATEST)
 
     return app
 

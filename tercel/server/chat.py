@@ -27,6 +27,8 @@ from tercel.runtime.chat import (
     start_channel,
 )
 from tercel.runtime.chat.events import FinishReason
+from tercel.runtime.output_text import StopStrings
+from tercel.runtime.outputs import RequestOutput
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.server.protocol import ChatRequest, parse
 from tercel.server.responses import (
@@ -46,8 +48,7 @@ from tercel.server.responses import (
     TopLogprob,
     Usage,
 )
-from tercel.server.service import Output, Service
-from tercel.server.stop import StopStrings
+from tercel.server.service import Service
 
 
 @dataclass(frozen=True)
@@ -103,20 +104,15 @@ class ChatJob:
     async def chunks(self) -> AsyncGenerator[ChatChunk]:
         """The answer as it grows; the last chunk holds the usage where it was asked for."""
         writer = _Writer(self)
-        prompt_tokens = len(self.prompt_ids)
-        with self.service.metrics.track() as track:
-            outputs = self.service.generate(self.id, self.prompt_ids, self.params, track)
-            async with aclosing(outputs):
-                async for output in outputs:
-                    for choice in writer.choices(output):
-                        yield self._chunk([choice])
-                    if writer.finish_reason is not None:
-                        track.finish_reason = writer.finish_reason
-                        break
+        outputs = self.service.generate(self.id, self.prompt_ids, self.params)
+        async with aclosing(outputs):
+            async for output in outputs:
+                for choice in writer.choices(output):
+                    yield self._chunk([choice])
+                if writer.finish_reason is not None:
+                    break
         if self.includes_usage:
-            yield self._chunk(
-                [], _usage(prompt_tokens, track.completion_tokens, writer.num_reasoning_tokens)
-            )
+            yield self._chunk([], writer.usage())
 
     def collect(self, chunks: Sequence[ChatChunk]) -> ChatCompletion:
         """The chunks as one answer."""
@@ -152,21 +148,27 @@ class _Writer:
         self._tokenizer = job.service.tokenizer
         self._parser = ChatParser(self._tokenizer, start=job.start)
         self._stop = StopStrings(job.stop)
-        self._is_first = True
+        self._num_tokens = 0
         self._parsed_reason: FinishReason = "stop"
         self.finish_reason: str | None = None
 
-    @property
-    def num_reasoning_tokens(self) -> int:
-        return self._parser.num_reasoning_tokens
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        num_prompt, num_output = len(self._job.prompt_ids), self._num_tokens
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_output,
+            total_tokens=num_prompt + num_output,
+            completion_tokens_details=CompletionTokensDetails(self._parser.num_reasoning_tokens),
+        )
 
-    def choices(self, output: Output) -> list[ChunkChoice]:
+    def choices(self, output: RequestOutput) -> list[ChunkChoice]:
         """The choices of one output. Log-probabilities ride on its first one."""
         deltas = list(self._deltas(output))
-        if self._is_first:
+        if self._num_tokens == 0:
             deltas = [Delta(role="assistant", content=""), *deltas]
-            self._is_first = False
-        if self._stop.is_reached:
+        self._num_tokens = output.completion_tokens
+        if self._stop.found is not None:
             self.finish_reason = "stop"
         choices = [ChunkChoice(delta) for delta in deltas]
         if self.finish_reason is not None:
@@ -177,14 +179,14 @@ class _Writer:
             choices[:1] = [ChunkChoice(first.delta, first.index, first.finish_reason, logprobs)]
         return choices
 
-    def _deltas(self, output: Output) -> Iterator[Delta]:
+    def _deltas(self, output: RequestOutput) -> Iterator[Delta]:
         may_stop = output.completion_tokens >= self._job.params.min_tokens
         events = self._parser.push(output.token_ids)
         if output.finish_reason is not None:
             events += self._parser.finish()
         for event in events:
             yield from self._delta(event, may_stop)
-            if self._stop.is_reached:
+            if self._stop.found is not None:
                 return
         if output.finish_reason is not None:
             yield from self._flush()
@@ -193,7 +195,7 @@ class _Writer:
 
     def _delta(self, event: Event, may_stop: bool) -> Iterator[Delta]:
         if isinstance(event, ContentDelta):
-            if text := self._stop.push(event.text, may_stop=may_stop):
+            if text := self._stop.push(event.text) if may_stop else event.text:
                 yield Delta(content=text)
             return
         yield from self._flush()
@@ -227,15 +229,6 @@ def _tool_calls(deltas: Iterable[Delta]) -> list[ToolCall]:
         ToolCall(str(call.id), FunctionCall(str(call.function.name), text))
         for call, text in zip(calls, arguments, strict=True)
     ]
-
-
-def _usage(prompt_tokens: int, completion_tokens: int, reasoning_tokens: int) -> Usage:
-    return Usage(
-        prompt_tokens=prompt_tokens,
-        completion_tokens=completion_tokens,
-        total_tokens=prompt_tokens + completion_tokens,
-        completion_tokens_details=CompletionTokensDetails(reasoning_tokens),
-    )
 
 
 def _token_logprob(tokenizer: Tokenizer, entry: TokenLogprobs) -> TokenLogprob:

@@ -13,7 +13,6 @@ from tercel.config import SamplingParams
 from tercel.core.sampling import TokenLogprobs
 from tercel.errors import RequestError
 from tercel.runtime.tokenizer import Tokenizer
-from tercel.server.metrics import Track
 from tercel.server.protocol import MAX_LOGPROBS, CompletionRequest, parse
 from tercel.server.responses import TextChoice, TextCompletion, TextLogprobs, Usage
 from tercel.server.service import Service
@@ -70,15 +69,14 @@ class CompletionJob:
 
     async def chunks(self) -> AsyncGenerator[TextCompletion]:
         """The continuations as they grow, interleaved; the last chunk holds the usage."""
-        tracks: list[Track] = []
-        async with aclosing(_merged([self._choices(p, tracks) for p in self.prompts])) as choices:
+        counts = [0] * len(self.prompts)
+        async with aclosing(_merged([self._choices(p, counts) for p in self.prompts])) as choices:
             async for choice in choices:
                 yield self._chunk([choice])
         if self.includes_usage:
             prompt_tokens = sum(len(prompt.ids) for prompt in self.prompts)
-            completion_tokens = sum(track.completion_tokens for track in tracks)
-            total = prompt_tokens + completion_tokens
-            yield self._chunk([], Usage(prompt_tokens, completion_tokens, total))
+            total = prompt_tokens + sum(counts)
+            yield self._chunk([], Usage(prompt_tokens, sum(counts), total))
 
     def collect(self, chunks: Sequence[TextCompletion]) -> TextCompletion:
         """The chunks as one answer."""
@@ -98,24 +96,21 @@ class CompletionJob:
         usage = chunks[-1].usage
         return TextCompletion(self.id, self.created, self.service.model, choices, usage=usage)
 
-    async def _choices(self, prompt: Prompt, tracks: list[Track]) -> AsyncGenerator[TextChoice]:
-        """The pieces of one prompt's continuation."""
+    async def _choices(self, prompt: Prompt, counts: list[int]) -> AsyncGenerator[TextChoice]:
+        """The pieces of one prompt's continuation; keeps its number of tokens in `counts`."""
         request_id = f"{self.id}-{prompt.index}"
         echo, offset = prompt.echo, len(prompt.echo)
-        with self.service.metrics.track() as track:
-            tracks.append(track)
-            outputs = self.service.generate(request_id, prompt.ids, prompt.params, track)
-            async with aclosing(outputs):
-                async for output in outputs:
-                    logprobs = None
-                    if output.logprobs:
-                        logprobs = _logprobs(self.service.tokenizer, output.logprobs, offset)
-                        offset += sum(map(len, logprobs.tokens))
-                    if output.finish_reason is not None:
-                        track.finish_reason = output.finish_reason
-                    text, echo = echo + output.text, ""
-                    if text or logprobs or output.finish_reason:
-                        yield TextChoice(text, prompt.index, output.finish_reason, logprobs)
+        outputs = self.service.generate(request_id, prompt.ids, prompt.params)
+        async with aclosing(outputs):
+            async for output in outputs:
+                counts[prompt.index] = output.completion_tokens
+                logprobs = None
+                if output.logprobs:
+                    logprobs = _logprobs(self.service.tokenizer, output.logprobs, offset)
+                    offset += sum(map(len, logprobs.tokens))
+                text, echo = echo + output.text, ""
+                if text or logprobs or output.finish_reason:
+                    yield TextChoice(text, prompt.index, output.finish_reason, logprobs)
 
     def _chunk(self, choices: list[TextChoice], usage: Usage | None = None) -> TextCompletion:
         model = self.service.model

@@ -1,112 +1,110 @@
-"""Prometheus metrics, named as in vLLM with the prefix `tercel:`."""
+"""The engine's counts in Prometheus' text form, named as in vLLM with the prefix `tercel:`."""
 
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
-_TOKENS = tuple(4**power for power in range(11))
+from tercel.runtime.metrics import Histogram, Stats
+
+_LABELS = ("model_name",)
 
 
-class Metrics:
-    """The metrics of one server."""
+def exposition(model: str, stats: Stats | None) -> bytes:
+    """What a scraper reads. `stats` of None: the engine is loading or has died."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(model, stats))
+    return generate_latest(registry)
 
-    def __init__(self, model: str) -> None:
-        self._registry = CollectorRegistry()
+
+class _Collector(Collector):
+    def __init__(self, model: str, stats: Stats | None) -> None:
         self._model = model
-        self._gauges: dict[str, Gauge] = {}
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of started requests.")
-        self.generation_tokens = self._counter("generation_tokens", "Generated tokens.")
-        self.finished = Counter(
+        self._stats = stats
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._gauge("engine_ready", "Whether requests are served.", self._stats is not None)
+        if self._stats is not None:
+            yield from self._load(self._stats)
+            yield from self._counts(self._stats)
+            yield from self._times(self._stats)
+
+    def _load(self, stats: Stats) -> Iterator[Metric]:
+        usage = stats.usage
+        used_share = usage.num_used_pages / usage.num_pages
+        for name, text, value in (
+            ("num_requests_running", "Requests that take part in steps.", usage.num_running),
+            ("num_requests_waiting", "Requests that wait for pages or slots.", usage.num_waiting),
+            ("max_requests_running", "Requests that can run together.", usage.max_running),
+            ("kv_cache_usage_perc", "Used share of the cache pages, 1 is full.", used_share),
+            ("kda_slots_used", "KDA state slots in use.", usage.num_used_slots),
+            ("kda_slots", "KDA state slots.", usage.num_slots),
+        ):
+            yield self._gauge(name, text, value)
+
+    def _counts(self, stats: Stats) -> Iterator[Metric]:
+        counts = stats.counters
+        for name, text, value in (
+            ("prompt_tokens", "Prompt tokens of admitted requests.", counts.num_prompt_tokens),
+            ("generation_tokens", "Generated tokens.", counts.num_generated_tokens),
+            ("computed_tokens", "Tokens fed to the model.", counts.num_computed_tokens),
+            ("engine_steps", "Steps of the engine.", counts.num_steps),
+            ("num_preemptions", "Requests that gave up their cache.", stats.usage.num_preemptions),
+        ):
+            yield self._counter(name, text, value)
+        finished = CounterMetricFamily(
             "tercel:request_success",
             "Requests that ended, by reason.",
-            ("model_name", "finished_reason"),
-            registry=self._registry,
+            labels=(*_LABELS, "finished_reason"),
         )
-        self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", _SECONDS
+        for reason, count in counts.num_finished.items():
+            finished.add_metric((self._model, reason), count)
+        yield finished
+        calls = CounterMetricFamily(
+            "tercel:program_calls", "Calls of implementations.", labels=(*_LABELS, "call")
         )
-        self.time_per_output_token = self._histogram(
-            "time_per_output_token_seconds", "Mean time per token after the first.", _SECONDS
-        )
-        self.latency = self._histogram(
-            "e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS
-        )
-        self.request_prompt_tokens = self._histogram(
-            "request_prompt_tokens", "Prompt tokens per request.", _TOKENS
-        )
-        self.request_generation_tokens = self._histogram(
-            "request_generation_tokens", "Generated tokens per request.", _TOKENS
-        )
+        for name, count in stats.program_calls.items():
+            calls.add_metric((self._model, name), count)
+        yield calls
 
-    @contextmanager
-    def track(self) -> "Iterator[Track]":
-        """Times one request; it counts as aborted unless `finish_reason` is set inside."""
-        track = Track(self)
-        try:
-            yield track
-        finally:
-            track.finish()
+    def _times(self, stats: Stats) -> Iterator[Metric]:
+        counts = stats.counters
+        for name, text, histogram in (
+            (
+                "time_to_first_token",
+                "From arrival to the first token.",
+                counts.time_to_first_token_s,
+            ),
+            (
+                "time_per_output_token",
+                "Mean time per token after the first.",
+                counts.time_per_output_token_s,
+            ),
+            ("e2e_request_latency", "From arrival to the last token.", counts.request_s),
+            ("engine_step", "One step of the engine.", counts.step_s),
+        ):
+            yield self._histogram(f"{name}_seconds", text, histogram)
 
-    def count_finished(self, reason: str) -> None:
-        """One more request that ended."""
-        self.finished.labels(self._model, reason).inc()
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"tercel:{name}", text, labels=_LABELS)
+        family.add_metric((self._model,), value)
+        return family
 
-    def exposition(self, stats: Mapping[str, float]) -> bytes:
-        """The text that Prometheus reads; `stats` are the engine's own figures of this moment."""
-        for name, value in stats.items():
-            if name not in self._gauges:
-                help_text = name.replace("_", " ").capitalize() + "."
-                self._gauges[name] = Gauge(
-                    f"tercel:{name}", help_text, ("model_name",), registry=self._registry
-                )
-            self._gauges[name].labels(self._model).set(value)
-        return generate_latest(self._registry)
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"tercel:{name}", text, labels=_LABELS)
+        family.add_metric((self._model,), value)
+        return family
 
-    def _counter(self, name: str, text: str) -> Counter:
-        counter = Counter(f"tercel:{name}", text, ("model_name",), registry=self._registry)
-        return counter.labels(self._model)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        histogram = Histogram(
-            f"tercel:{name}", text, ("model_name",), registry=self._registry, buckets=buckets
-        )
-        return histogram.labels(self._model)
-
-
-class Track:
-    """The clock and the token counts of one request."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._start = time.perf_counter()
-        self._first: float | None = None
-        self._last = self._start
-        self._prompt_tokens = 0
-        self.completion_tokens = 0
-        self.finish_reason = "abort"
-
-    def add(self, prompt_tokens: int, new_tokens: int) -> None:
-        """An output of the engine arrived."""
-        now = time.perf_counter()
-        if self._first is None:
-            self._first = now
-            self._prompt_tokens = prompt_tokens
-            self._metrics.prompt_tokens.inc(prompt_tokens)
-            self._metrics.time_to_first_token.observe(now - self._start)
-        self._last = now
-        self.completion_tokens += new_tokens
-        self._metrics.generation_tokens.inc(new_tokens)
-
-    def finish(self) -> None:
-        """The request is over."""
-        metrics = self._metrics
-        metrics.count_finished(self.finish_reason)
-        metrics.latency.observe(self._last - self._start)
-        metrics.request_prompt_tokens.observe(self._prompt_tokens)
-        metrics.request_generation_tokens.observe(self.completion_tokens)
-        if self._first is not None and self.completion_tokens > 1:
-            gap = (self._last - self._first) / (self.completion_tokens - 1)
-            metrics.time_per_output_token.observe(gap)
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(f"tercel:{name}", text, labels=_LABELS)
+        bounds = [*(f"{bound:g}" for bound in histogram.bounds), "+Inf"]
+        buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+        family.add_metric((self._model,), buckets, histogram.total)
+        return family

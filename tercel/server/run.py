@@ -16,9 +16,12 @@ from tercel.server.service import Service
 
 logger = logging.getLogger(__name__)
 
+_GRACE_S = 2
+"""Seconds in which aborted requests may write their last words."""
+
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address; port 0 takes a free one.
+    """A socket that listens on the address; port 0 takes a free one.
 
     Raises:
         ConfigError: the address is in use, unknown or not allowed.
@@ -31,6 +34,7 @@ def bind(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
@@ -61,9 +65,10 @@ def run(
         create_app(service),
         log_level="warning",
         lifespan="off",
-        timeout_graceful_shutdown=max(1, round(shutdown_s)),
+        # Ends connections whose client does not read; _Server's deadline comes first.
+        timeout_graceful_shutdown=max(1, round(shutdown_s)) + _GRACE_S,
     )
-    return asyncio.run(_serve(service, _Server(config), listener, on_ready))
+    return asyncio.run(_serve(service, _Server(config, service, shutdown_s), listener, on_ready))
 
 
 async def _serve(
@@ -86,16 +91,33 @@ async def _serve(
         await service.engine.close()
     if not loading.cancelled() and (error := loading.exception()):
         raise error
-    return server.signal
+    return server.ended_by
 
 
 class _Server(uvicorn.Server):
     """A server whose caller, not the default handler, acts on the signal that ended it."""
 
-    signal: signal.Signals | None = None
+    def __init__(self, config: uvicorn.Config, service: Service, shutdown_s: float) -> None:
+        super().__init__(config)
+        self.ended_by: signal.Signals | None = None
+        self._service = service
+        self._shutdown_s = shutdown_s
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stops accepting and waits; what still runs at the deadline ends with an error."""
+        deadline = asyncio.create_task(self._abort_at_deadline())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            deadline.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal ends in good order, the second at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
-        self.signal = signal.Signals(sig)
+        self.ended_by = signal.Signals(sig)
+
+    async def _abort_at_deadline(self) -> None:
+        await asyncio.sleep(self._shutdown_s)
+        logger.warning("requests still run after %g s and are cancelled", self._shutdown_s)
+        await self._service.abort_all()

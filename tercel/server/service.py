@@ -5,7 +5,7 @@ The engine runs in another process; here is only what the server asks of its cli
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,35 +13,13 @@ from typing import Protocol
 import anyio
 
 from tercel.config import SamplingParams
-from tercel.core.sampling import TokenLogprobs
 from tercel.errors import EngineError, RequestError
+from tercel.runtime.metrics import Stats
+from tercel.runtime.outputs import RequestOutput
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.server.errors import NotReady, UnknownModel
-from tercel.server.metrics import Metrics, Track
 
 logger = logging.getLogger(__name__)
-
-
-class Output(Protocol):
-    """What one step adds to a request."""
-
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def logprobs(self) -> Sequence[TokenLogprobs] | None: ...
-    @property
-    def finish_reason(self) -> str | None:
-        """stop, length, abort or error on the last output."""
-
-    @property
-    def error(self) -> str | None: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def completion_tokens(self) -> int:
-        """Tokens generated so far."""
 
 
 class Engine(Protocol):
@@ -54,9 +32,9 @@ class Engine(Protocol):
     async def start(self) -> None: ...
     def generate(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncGenerator[Output]: ...
+    ) -> AsyncGenerator[RequestOutput]: ...
     async def abort(self, request_id: str) -> None: ...
-    async def stats(self) -> Mapping[str, float]: ...
+    async def stats(self) -> Stats: ...
     async def close(self) -> None: ...
 
 
@@ -67,17 +45,17 @@ class Service:
     engine: Engine
     tokenizer: Tokenizer
     model: str
-    metrics: Metrics
     unready: str | None = "the model is loading"
     """Why requests are refused; None: they are not."""
     created: int = field(default_factory=lambda: int(time.time()))
+    _running: set[str] = field(default_factory=set)
 
     async def start(self) -> None:
         """Loads the model; every error of the engine's start is the caller's."""
         await self.engine.start()
         self.unready = None
 
-    async def stats(self) -> Mapping[str, float]:
+    async def stats(self) -> Stats:
         """The engine's own figures.
 
         Raises:
@@ -89,6 +67,11 @@ class Service:
             except EngineError as error:
                 self.unready = str(error)
         raise NotReady(self.unready)
+
+    async def abort_all(self) -> None:
+        """Ends every running request with an error."""
+        for request_id in tuple(self._running):
+            await self.engine.abort(request_id)
 
     def check_model(self, model: str | None) -> None:
         """Refuses another model's name, and everything while the engine is not ready."""
@@ -134,18 +117,18 @@ class Service:
                 raise RequestError(name, f"token {token_id} is outside 0 .. {size - 1}")
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams, track: Track
-    ) -> AsyncGenerator[Output]:
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput]:
         """The engine's outputs. Closing the generator early cancels the request.
 
         Raises:
             EngineError: the engine died, or this request failed in it.
         """
         is_finished = False
+        self._running.add(request_id)
         try:
             async with aclosing(self.engine.generate(request_id, prompt_ids, params)) as outputs:
                 async for output in outputs:
-                    track.add(output.prompt_tokens, len(output.token_ids))
                     is_finished = output.finish_reason is not None
                     if output.finish_reason in ("error", "abort"):
                         raise RequestFailed(output.error or "the engine cancelled the request")
@@ -156,6 +139,7 @@ class Service:
             self.unready = str(error)
             raise
         finally:
+            self._running.discard(request_id)
             if not is_finished:
                 # A cancelled task may not wait again unless it is shielded.
                 with anyio.CancelScope(shield=True):

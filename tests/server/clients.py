@@ -7,14 +7,13 @@ import httpx
 import openai
 
 from tercel.server.app import create_app
-from tercel.server.metrics import Metrics
 from tercel.server.service import Service
 from tests.server.fakes import TOKENIZER, FakeEngine
 
 
 def service_of(engine: FakeEngine) -> Service:
     """A service that is ready."""
-    return Service(engine, TOKENIZER, "nano", Metrics("nano"), unready=None)
+    return Service(engine, TOKENIZER, "nano", unready=None)
 
 
 @asynccontextmanager

@@ -1,29 +1,20 @@
 """An engine client that plays a script, and the outputs that scripts are made of."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from tercel.config import SamplingParams
 from tercel.core.sampling import TokenLogprobs
 from tercel.runtime.chat import Segment, encode
 from tercel.runtime.chat.segments import END_OF_MESSAGE, close_tag, open_tag, text
+from tercel.runtime.metrics import Counters, Stats, Usage
+from tercel.runtime.outputs import RequestOutput
 from tercel.runtime.tokenizer import Detokenizer, Tokenizer, byte_tokens
 
 TOKENIZER = Tokenizer(byte_tokens())
 
 Script = Callable[[Sequence[int]], Sequence[int]]
-
-
-@dataclass(frozen=True)
-class FakeOutput:
-    token_ids: Sequence[int]
-    text: str
-    logprobs: Sequence[TokenLogprobs] | None
-    finish_reason: str | None
-    prompt_tokens: int
-    completion_tokens: int
-    error: str | None = None
 
 
 @dataclass
@@ -38,27 +29,42 @@ class FakeEngine:
     """Raised after the first output."""
     params: list[SamplingParams] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
+    running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
+    counters: Counters = field(default_factory=Counters)
     is_closed: bool = False
 
     async def start(self) -> None:
         await asyncio.sleep(self.delay_s)
 
-    async def stats(self) -> Mapping[str, float]:
+    async def stats(self) -> Stats:
         if self.failure:
             raise self.failure
-        return {"num_requests_running": 0, "num_requests_waiting": 0}
+        usage = Usage(
+            num_running=len(self.running),
+            num_waiting=0,
+            max_running=4,
+            num_pages=8,
+            num_used_pages=2,
+            num_slots=4,
+            num_used_slots=1,
+            num_preemptions=0,
+        )
+        return Stats(usage, self.counters, {"head": 3})
 
     async def abort(self, request_id: str) -> None:
         await asyncio.sleep(0)
-        self.aborted.append(request_id)
+        if request_id in self.running:
+            self.running.remove(request_id)
+            self.aborted.append(request_id)
 
     async def close(self) -> None:
         self.is_closed = True
 
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncGenerator[FakeOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
+        self.running.add(request_id)
         self.params.append(params)
         self.prompts.append(list(prompt_ids))
         ids = list(self.script(prompt_ids))
@@ -72,8 +78,15 @@ class FakeEngine:
             new = ids[start : start + self.tokens_per_output]
             done = start + len(new)
             is_last = done == len(ids)
-            yield FakeOutput(
-                token_ids=new,
+            if request_id not in self.running:
+                yield RequestOutput(request_id, finish_reason="abort")
+                return
+            if is_last:
+                self.running.remove(request_id)
+                self.counters.num_finished["stop"] = 1
+            yield RequestOutput(
+                request_id,
+                token_ids=tuple(new),
                 text=detokenizer.push(i for i in new if i not in TOKENIZER.stop_ids),
                 logprobs=self._logprobs(new, params),
                 finish_reason=("stop" if ends else "length") if is_last else None,
@@ -81,13 +94,11 @@ class FakeEngine:
                 completion_tokens=done,
             )
 
-    def _logprobs(
-        self, ids: Sequence[int], params: SamplingParams
-    ) -> Sequence[TokenLogprobs] | None:
+    def _logprobs(self, ids: Sequence[int], params: SamplingParams) -> tuple[TokenLogprobs, ...]:
         if params.logprobs is None:
-            return None
+            return ()
         top = tuple((token, -1.0 - token) for token in range(97, 97 + params.logprobs))
-        return [TokenLogprobs(token, -0.5, 1, top) for token in ids]
+        return tuple(TokenLogprobs(token, -0.5, 1, top) for token in ids)
 
 
 def says(segments: Sequence[Segment]) -> Script:

@@ -168,7 +168,9 @@ def test_a_long_value_is_not_repeated_in_the_message() -> None:
 
 @pytest.mark.parametrize("url", [CHAT, TEXT])
 def test_unknown_model(url: str) -> None:
-    status, error = send(url, GOOD | {"model": "gpt"} if url == CHAT else {"prompt": "a", "model": "gpt"})
+    status, error = send(
+        url, GOOD | {"model": "gpt"} if url == CHAT else {"prompt": "a", "model": "gpt"}
+    )
     assert (status, error["param"]) == (404, "model")
     assert "'nano'" in error["message"]
 
@@ -221,8 +223,8 @@ def test_an_idle_engine_that_dies_is_noticed_by_health() -> None:
 
 def test_models_health_and_metrics() -> None:
     async def ask() -> None:
-        service = service_of(engine())
-        async with http_client(service) as http:
+        fake = engine()
+        async with http_client(service_of(fake)) as http:
             models = (await http.get("/v1/models")).json()
             assert [model["id"] for model in models["data"]] == ["nano"]
             assert models["data"][0]["max_model_len"] == 2000
@@ -230,12 +232,18 @@ def test_models_health_and_metrics() -> None:
             assert (await http.get("/v1/models/other")).status_code == 404
             assert (await http.get("/health")).json() == {"status": "ok", "model": "nano"}
             await http.post(CHAT, json=GOOD)
+            for seconds in (0.05, 100):
+                fake.counters.time_to_first_token_s.observe(seconds)
             text = (await http.get("/metrics")).text
         for line in (
             'tercel:request_success_total{finished_reason="stop",model_name="nano"} 1.0',
             'tercel:num_requests_running{model_name="nano"} 0.0',
-            'tercel:time_to_first_token_seconds_count{model_name="nano"} 1.0',
-            'tercel:e2e_request_latency_seconds_count{model_name="nano"} 1.0',
+            'tercel:kv_cache_usage_perc{model_name="nano"} 0.25',
+            'tercel:time_to_first_token_seconds_bucket{le="+Inf",model_name="nano"} 2.0',
+            'tercel:time_to_first_token_seconds_bucket{le="0.1",model_name="nano"} 1.0',
+            'tercel:time_to_first_token_seconds_count{model_name="nano"} 2.0',
+            'tercel:time_to_first_token_seconds_sum{model_name="nano"} 100.05',
+            'tercel:engine_ready{model_name="nano"} 1.0',
         ):
             assert line in text
         assert "tercel:prompt_tokens_total" in text

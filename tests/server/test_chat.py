@@ -258,8 +258,9 @@ def test_json_shapes() -> None:
     complete, events = run(bodies())
     for key in ("id", "created"):
         complete.pop(key)
-    num_prompt, num_output = len(encode(TOKENIZER, render(QUESTION))), len(
-        encode(TOKENIZER, ANSWER)
+    num_prompt, num_output = (
+        len(encode(TOKENIZER, render(QUESTION))),
+        len(encode(TOKENIZER, ANSWER)),
     )
     usage = complete.pop("usage")
     assert usage == {
