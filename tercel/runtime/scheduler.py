@@ -107,9 +107,7 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[Progress]:
         """Records what the step of `plan` gave; ended requests have their finish_reason set."""
         for row in plan.rows:
-            sequence = self._in_flight[row.request_id]
-            if self._is_running(sequence):
-                sequence.num_computed = row.seq_len
+            self._in_flight[row.request_id].num_computed = row.seq_len
         progress = []
         for item in result.rows:
             sequence = self._in_flight[item.request_id]

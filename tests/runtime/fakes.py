@@ -6,12 +6,25 @@ Its caches remember who wrote every position, so a wrong page, slot or clearing 
 import zlib
 from array import array
 
+from tercel.config import EngineConfig
 from tercel.core.sampling import RowResult, StepResult, TokenLogprobs
 from tercel.core.step import SINK, Row, StepPlan
+from tercel.runtime.runner import OpenModel
+from tercel.runtime.tokenizer import Tokenizer, byte_tokens
 
 
 def next_token(history, seed, vocab_size):
     return zlib.crc32(array("q", [seed, *history]).tobytes()) % vocab_size
+
+
+TOKENIZER = Tokenizer(byte_tokens())
+LETTERS = TOKENIZER.encode("abc de") + TOKENIZER.encode("é")
+
+
+def letters(history, seed, vocab_size):
+    """Draws letters, half of a two-byte letter, sometimes the end of the message."""
+    number = next_token(history, seed, 1 << 30)
+    return TOKENIZER.eos_id if number % 40 == 0 else LETTERS[number % len(LETTERS)]
 
 
 class ShadowRunner:
@@ -60,8 +73,11 @@ class ShadowRunner:
             )
         )
 
+    def calls(self):
+        return {"fake": self.num_steps}
+
     def close(self):
-        pass
+        self.is_closed = True
 
     def _check_disjoint(self, plan):
         rows = plan.rows
@@ -112,3 +128,19 @@ def run_alone(prompt_ids, params, *, max_model_len, stop_ids=(), vocab_size, dra
             return history[len(prompt_ids) :], "stop"
         if len(history) >= limit:
             return history[len(prompt_ids) :], "length"
+
+
+def open_fake(config: EngineConfig, *, max_position_embeddings=64, **options) -> OpenModel:
+    """A model with the vocabulary of bytes behind the interface of a checkpoint."""
+
+    def load(progress):
+        if progress is not None:
+            progress("weights", 1, 1)
+        return ShadowRunner(
+            page_size=config.page_size,
+            vocab_size=TOKENIZER.vocab_size,
+            max_step_tokens=config.max_step_tokens,
+            **({"draw": letters} | options),
+        )
+
+    return OpenModel(TOKENIZER, TOKENIZER.vocab_size, max_position_embeddings, load)
