@@ -59,5 +59,5 @@ def _model(service: Service) -> dict[str, Any]:
     entry: dict[str, Any] = {"id": service.model, "object": "model", "created": service.created}
     entry["owned_by"] = "tercel"
     if service.unready is None:
-        entry["max_model_len"] = service.engine.max_model_len
+        entry["max_model_len"] = service.engine.limits.max_model_len
     return entry

@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from tercel.config import SamplingParams
 from tercel.core.sampling import TokenLogprobs
+from tercel.errors import RequestError
 from tercel.runtime.chat import (
     Channel,
     ChatParser,
@@ -85,12 +86,19 @@ class ChatJob:
             tool_choice=request.tool_choice,
             response_format=request.response_format,
         )
+        limits, limit = service.engine.limits, request.max_output()
         prompt_ids = encode(service.tokenizer, segments)
+        # The engine also ends an answer where the context is full.
         params = request.sampling_params(
-            max_tokens=service.output_limit("messages", len(prompt_ids), request.output_limit()),
+            max_tokens=limits.max_model_len if limit is None else limit,
             logprobs=request.num_logprobs(),
         )
-        service.check_token_ids("logit_bias", list(params.logit_bias))
+        try:
+            limits.check(prompt_ids, params)
+        except RequestError as error:
+            if error.field != "prompt":
+                raise
+            raise RequestError("messages", str(error).removeprefix("prompt: ")) from error
         return cls(
             service=service,
             prompt_ids=prompt_ids,

@@ -120,18 +120,13 @@ class CompletionJob:
 def _prompt(
     service: Service, request: CompletionRequest, index: int, prompt: str | list[int]
 ) -> Prompt:
-    if isinstance(prompt, str):
-        ids = service.tokenizer.encode(prompt)
-    else:
-        ids = prompt
-        service.check_token_ids("prompt", ids)
-    max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    ids = service.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     params = request.sampling_params(
-        max_tokens=service.output_limit("prompt", len(ids), max_tokens),
+        max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
         logprobs=request.logprobs,
         stop=request.stop_strings(),
     )
-    service.check_token_ids("logit_bias", list(params.logit_bias))
+    service.engine.limits.check(ids, params)
     return Prompt(index, ids, params, service.tokenizer.decode(ids) if request.echo else "")
 
 

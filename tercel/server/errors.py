@@ -25,6 +25,10 @@ class NotReady(EngineError):
     """The engine is loading or has died; the message is the reason."""
 
 
+class RequestFailed(EngineError):
+    """The engine gave up one request and goes on."""
+
+
 def status_of(error: Exception) -> HTTPStatus:
     """The HTTP status that tells a client whose fault an error is."""
     match error:

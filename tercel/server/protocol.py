@@ -169,7 +169,7 @@ class ChatRequest(GenerationRequest):
             raise RequestError("top_logprobs", f"{best} is outside 0 .. {MAX_LOGPROBS}")
         return best if self.logprobs else None
 
-    def output_limit(self) -> int | None:
+    def max_output(self) -> int | None:
         """Tokens to generate at most: the newer of the two names wins."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 

@@ -88,7 +88,10 @@ async def _serve(
     finally:
         loading.cancel()
         await asyncio.wait([loading])
-        await service.engine.close()
+        is_started = not loading.cancelled() and loading.exception() is None
+        # A start that fails or is cancelled closes the engine itself.
+        if is_started:
+            await service.engine.close()
     if not loading.cancelled() and (error := loading.exception()):
         raise error
     return server.ended_by

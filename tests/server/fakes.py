@@ -10,9 +10,12 @@ from tercel.runtime.chat import Segment, encode
 from tercel.runtime.chat.segments import END_OF_MESSAGE, close_tag, open_tag, text
 from tercel.runtime.metrics import Counters, Stats, Usage
 from tercel.runtime.outputs import RequestOutput
+from tercel.runtime.sequence import Limits
 from tercel.runtime.tokenizer import Detokenizer, Tokenizer, byte_tokens
 
 TOKENIZER = Tokenizer(byte_tokens())
+
+LIMITS = Limits(4000, TOKENIZER.vocab_size)
 
 Script = Callable[[Sequence[int]], Sequence[int]]
 
@@ -22,7 +25,7 @@ class FakeEngine:
     """Generates what `script` says about a prompt, a few tokens per output."""
 
     script: Script
-    max_model_len: int = 4000
+    limits: Limits = LIMITS
     tokens_per_output: int = 3
     delay_s: float = 0.0
     failure: Exception | None = None
@@ -53,7 +56,6 @@ class FakeEngine:
         return Stats(usage, self.counters, {"head": 3})
 
     async def abort(self, request_id: str) -> None:
-        await asyncio.sleep(0)
         if request_id in self.running:
             self.running.remove(request_id)
             self.aborted.append(request_id)
@@ -61,10 +63,28 @@ class FakeEngine:
     async def close(self) -> None:
         self.is_closed = True
 
-    async def generate(
+    def generate(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput]:
+        self.limits.check(prompt_ids, params)
+        return self._stream(request_id, prompt_ids, params)
+
+    async def _stream(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
     ) -> AsyncGenerator[RequestOutput]:
         self.running.add(request_id)
+        try:
+            async for output in self._outputs(request_id, prompt_ids, params):
+                if output.finish_reason is not None:
+                    self.running.discard(request_id)
+                yield output
+        finally:
+            if request_id in self.running:
+                await self.abort(request_id)
+
+    async def _outputs(
+        self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput]:
         self.params.append(params)
         self.prompts.append(list(prompt_ids))
         ids = list(self.script(prompt_ids))
@@ -82,7 +102,6 @@ class FakeEngine:
                 yield RequestOutput(request_id, finish_reason="abort")
                 return
             if is_last:
-                self.running.remove(request_id)
                 self.counters.num_finished["stop"] = 1
             yield RequestOutput(
                 request_id,

@@ -21,9 +21,13 @@ class SlowEngine(FakeEngine):
     load_s: float = 0.0
 
     async def start(self) -> None:
-        if self.load_s < 0:
-            raise CheckpointError("model.safetensors: cut short; download it again")
-        await asyncio.sleep(self.load_s)
+        try:
+            if self.load_s < 0:
+                raise CheckpointError("model.safetensors: cut short; download it again")
+            await asyncio.sleep(self.load_s)
+        except BaseException:
+            await self.close()
+            raise
 
 
 def main(load_s: float, delay_s: float, shutdown_s: float) -> None:

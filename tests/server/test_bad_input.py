@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tercel.errors import EngineError, RequestError
+from tercel.runtime.sequence import Limits
 from tercel.server.service import Service
 from tests.server.clients import http_client, service_of
-from tests.server.fakes import FakeEngine, message, says
+from tests.server.fakes import TOKENIZER, FakeEngine, message, says
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -18,7 +19,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def engine() -> FakeEngine:
-    return FakeEngine(says(message("fine")), max_model_len=2000)
+    return FakeEngine(says(message("fine")), limits=Limits(2000, TOKENIZER.vocab_size))
 
 
 async def _send(service: Service, method: str, url: str, body: Any) -> tuple[int, Any]:
@@ -83,7 +84,6 @@ def system_tools(*tools: Any) -> dict[str, Any]:
         (GOOD | {"top_k": 1.5}, "top_k", "integer"),
         (GOOD | {"max_tokens": 0}, "max_tokens", "outside"),
         (GOOD | {"max_tokens": "many"}, "max_tokens", "integer"),
-        (GOOD | {"max_tokens": 5000}, "max_tokens", "2000"),
         (GOOD | {"max_tokens": 5, "min_tokens": 6}, "min_tokens", "outside"),
         (GOOD | {"n": 2}, "n", "use 1"),
         (GOOD | {"stop": [1]}, "stop", "strings"),
@@ -124,6 +124,7 @@ def system_tools(*tools: Any) -> dict[str, Any]:
             "object",
         ),
         ({"messages": [{"role": "user", "content": "long " * 2000}]}, "messages", "2000 tokens"),
+        (GOOD | {"stop_token_ids": [10**6]}, "stop_token_ids", "1000000"),
     ],
 )
 def test_chat_refuses(body: Any, param: str, words: str) -> None:

@@ -218,9 +218,9 @@ def test_sampling_fields_reach_the_engine() -> None:
 
 
 def test_output_fills_the_context_by_default() -> None:
-    engine = FakeEngine(says(ANSWER), max_model_len=3000)
+    engine = FakeEngine(says(ANSWER))
     run(whole(engine))
-    assert engine.params[0].max_tokens == 3000 - len(engine.prompts[0])
+    assert engine.params[0].max_tokens == engine.limits.max_model_len
 
 
 def test_inert_fields_change_nothing() -> None:
