@@ -19,7 +19,7 @@ def op_table() -> str:
     lines = [
         HEADER,
         "# Ops\n",
-        "Status per architecture is computed from receipts: certified, stale, compiled, untested.\n",
+        "Status per architecture follows from receipts: certified, stale, compiled, untested.\n",
         "| op | computes | implementations | cells | " + " | ".join(archs) + " |",
         "|---|---|---|---|" + "---|" * len(archs),
     ]

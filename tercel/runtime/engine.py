@@ -83,9 +83,12 @@ class Engine:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request at once; its last output, or None if it is not running or waiting."""
-        if self._scheduler.finish(request_id, "abort") is None:
-            return None
-        return self._record(self._requests[request_id].abort())
+        request = self._requests.get(request_id)
+        return None if request is None else self._record(request.abort())
+
+    def abort_all(self) -> list[RequestOutput]:
+        """Ends every request; their last outputs."""
+        return [self._record(request.abort()) for request in tuple(self._requests.values())]
 
     def step(self) -> list[RequestOutput]:
         """Runs one step; an output for every request that has new tokens or ended.

@@ -3,12 +3,16 @@
 Its caches remember who wrote every position, so a wrong page, slot or clearing is an error at once.
 """
 
+import os
+import time
 import zlib
 from array import array
+from dataclasses import replace
 
 from tercel.config import EngineConfig
 from tercel.core.sampling import RowResult, StepResult, TokenLogprobs
 from tercel.core.step import SINK, Row, StepPlan
+from tercel.errors import CheckpointError, ConfigError
 from tercel.runtime.runner import OpenModel
 from tercel.runtime.tokenizer import Tokenizer, byte_tokens
 
@@ -144,3 +148,39 @@ def open_fake(config: EngineConfig, *, max_position_embeddings=64, **options) ->
         )
 
     return OpenModel(TOKENIZER, TOKENIZER.vocab_size, max_position_embeddings, load)
+
+
+def open_slow(config):
+    """Steps of two milliseconds."""
+
+    def draw(*arguments):
+        time.sleep(0.002)
+        return letters(*arguments)
+
+    return open_fake(config, max_position_embeddings=4096, draw=draw)
+
+
+def open_failing(config):
+    def draw(*arguments):
+        raise RuntimeError("device lost")
+
+    return open_fake(config, draw=draw)
+
+
+def open_damaged(config):
+    def load(progress):
+        raise CheckpointError("weights.safetensors: cut short; download it again")
+
+    return replace(open_fake(config), load=load)
+
+
+def open_refused(config):
+    raise ConfigError("layout: 'x' is not a layout name")
+
+
+def open_dying(config):
+    os._exit(3)
+
+
+def open_sleeping(config):
+    return replace(open_fake(config), load=lambda progress: time.sleep(60))
