@@ -23,7 +23,7 @@ def dataclass_options(
     The decorated function receives their values, as keyword values of `cls`, in its keyword-only
     argument `parameter`. Mappings have no spelling on a command line; put them into `skip`.
     """
-    options = [_option(cls, name, text) for name, text in field_docs(cls).items()]
+    options = [_option(cls, name, text, parameter) for name, text in field_docs(cls).items()]
     options = [option for option in options if option.name not in skip]
     names = [option.name for option in options]
 
@@ -61,7 +61,7 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def _option(cls: type, name: str, text: str) -> inspect.Parameter:
+def _option(cls: type, name: str, text: str, panel: str) -> inspect.Parameter:
     field = next(field for field in fields(cls) if field.name == name)
     default = field.default
     if default is MISSING:
@@ -70,9 +70,8 @@ def _option(cls: type, name: str, text: str) -> inspect.Parameter:
     kind = _without_none(get_type_hints(cls)[name])
     if get_origin(kind) is tuple:
         kind, default = list[get_args(kind)[0]], None  # type: ignore[misc]
-        annotation: Any = Annotated[kind | None, typer.Option(help=text)]
-    else:
-        annotation = Annotated[kind | None if default is None else kind, typer.Option(help=text)]
+    option = typer.Option(help=text, rich_help_panel=f"{panel.capitalize()} options")
+    annotation: Any = Annotated[kind | None if default is None else kind, option]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )

@@ -3,6 +3,7 @@
 import json
 import logging
 import signal
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from tercel.config import EngineConfig
 from tercel.core.model import read_config_json
 from tercel.errors import ConfigError
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 _QUESTION = "Tom has 4 bags with 12 apples each. He gives 9 apples away. How many are left?"
 
@@ -50,15 +51,15 @@ def serve(
     listener = bind(host, port)
     port = listener.getsockname()[1]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    with progress_bars() as progress:
-        client = EngineClient(config, progress=progress)
+    with ExitStack() as bars:
+        client = EngineClient(config, progress=bars.enter_context(progress_bars()))
+
+        def announce() -> None:
+            bars.close()
+            _announce(url, name, client.limits.max_model_len, as_json)
+
         service = Service(client, Tokenizer.load(model), name)
-        ended_by = run(
-            service,
-            listener,
-            shutdown_s=shutdown_s,
-            on_ready=lambda: _announce(url, name, client.limits.max_model_len, as_json),
-        )
+        ended_by = run(service, listener, shutdown_s=shutdown_s, on_ready=announce)
     if ended_by == signal.SIGINT:
         raise typer.Exit(128 + signal.SIGINT)
 
