@@ -6,7 +6,6 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from tercel import __version__
 from tercel.server.answer import answer
 from tercel.server.chat import ChatJob
 from tercel.server.completions import CompletionJob
@@ -17,9 +16,7 @@ from tercel.server.service import Service
 
 def create_app(service: Service) -> FastAPI:
     """The application of one service. It neither starts nor closes the engine."""
-    app = FastAPI(
-        title="Tercel", version=__version__, docs_url=None, redoc_url=None, openapi_url=None
-    )
+    app = FastAPI(title="Tercel", docs_url=None, redoc_url=None, openapi_url=None)
     add_error_handlers(app)
 
     @app.post("/v1/chat/completions")
