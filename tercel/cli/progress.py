@@ -1,30 +1,49 @@
 """Progress bars on stderr; silent where it is not a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from tercel.runtime.runner import ReportProgress
 
 
 @contextmanager
-def progress_bars() -> Iterator[ReportProgress]:
-    """Yields `report(what, done, total)`, which shows one bar per `what`."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        tasks = {}
+def loading_bar(description: str = "Loading weights") -> Iterator[ReportProgress]:
+    """Yields `report(done_bytes, total_bytes)`."""
+    with _bar(description, DownloadColumn(), TransferSpeedColumn()) as update:
+        yield update
 
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total)
+
+@contextmanager
+def progress_bar(description: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """Yields `report(done)`, which also takes the total where it is known later."""
+    with _bar(description, MofNCompleteColumn(), TimeRemainingColumn()) as update:
+
+        def report(done: int, known_total: int | None = None) -> None:
+            update(done, known_total or total)
 
         yield report
+
+
+@contextmanager
+def _bar(description: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int | None], None]]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), *columns)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(description, total=None)
+
+        def update(done_bytes: int, total_bytes: int | None) -> None:
+            bar.update(task, completed=done_bytes, total=total_bytes)
+
+        yield update

@@ -38,7 +38,7 @@ def serve(
 ) -> None:
     """Serve a model over an OpenAI-compatible HTTP API."""
     _check_installed()
-    from tercel.cli.progress import progress_bars
+    from tercel.cli.progress import loading_bar
     from tercel.runtime.process import EngineClient
     from tercel.runtime.tokenizer import Tokenizer
     from tercel.server.run import bind, run
@@ -52,7 +52,7 @@ def serve(
     port = listener.getsockname()[1]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     with ExitStack() as bars:
-        client = EngineClient(config, progress=bars.enter_context(progress_bars()))
+        client = EngineClient(config, progress=bars.enter_context(loading_bar()))
 
         def announce() -> None:
             bars.close()
