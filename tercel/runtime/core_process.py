@@ -38,7 +38,7 @@ from tercel.runtime.messages import (
     Submit,
     ToCore,
 )
-from tercel.runtime.runner import OpenModel
+from tercel.runtime.runner import OpenModel, ReportProgress
 
 _PROGRESS_INTERVAL_S = 0.1
 _LINGER_MS = 2000
@@ -125,16 +125,16 @@ def _find(name: str) -> Callable[[EngineConfig], OpenModel]:
     return getattr(importlib.import_module(module), function)  # type: ignore[no-any-return]
 
 
-def _reporter(socket: "zmq.Socket[bytes]") -> Callable[[str, int, int], None]:
+def _reporter(socket: "zmq.Socket[bytes]") -> ReportProgress:
     """Sends progress, but not for each of many small tensors."""
     latest = 0.0
 
-    def report(what: str, done: int, total: int) -> None:
+    def report(done_bytes: int, total_bytes: int) -> None:
         nonlocal latest
         now = time.monotonic()
-        if done == total or now - latest >= _PROGRESS_INTERVAL_S:
+        if done_bytes == total_bytes or now - latest >= _PROGRESS_INTERVAL_S:
             latest = now
-            send(socket, Loading(what, done, total))
+            send(socket, Loading(done_bytes, total_bytes))
 
     return report
 

@@ -8,6 +8,8 @@ from copy import deepcopy
 from dataclasses import replace
 
 from tercel.config import EngineConfig, SamplingParams
+from tercel.core.sampling import StepResult
+from tercel.core.step import StepPlan
 from tercel.errors import ConfigError, EngineError
 from tercel.runtime.cache_manager import CacheManager
 from tercel.runtime.metrics import Counters, RequestClock, Stats, Usage
@@ -95,16 +97,14 @@ class Engine:
 
         Raises:
             EngineError: the engine is closed or broken. An error of the model itself passes
-                through as it is and breaks the engine.
+                through as it is and breaks the engine; Ctrl-C ends the requests of the step.
         """
         self._check_usable()
         plan = self._scheduler.schedule()
         if not plan.rows:
             return []
         started = time.monotonic()
-        self._is_usable = False
-        result = self._runner.run(plan)
-        self._is_usable = True
+        result = self._run(plan)
         self._counters.num_steps += 1
         self._counters.num_computed_tokens += plan.num_tokens
         self._counters.step_s.observe(time.monotonic() - started)
@@ -129,6 +129,19 @@ class Engine:
         """Frees the model; may be called again."""
         self._is_usable = False
         self._runner.close()
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        self._is_usable = False
+        try:
+            result = self._runner.run(plan)
+        except KeyboardInterrupt:
+            # Half a step leaves these requests' caches in between; all others are untouched.
+            for row in plan.rows:
+                self.abort(row.request_id)
+            self._is_usable = True
+            raise
+        self._is_usable = True
+        return result
 
     def _record(self, output: RequestOutput) -> RequestOutput:
         """Counts an output, and lets go of its request if that has ended."""

@@ -47,9 +47,8 @@ class Shutdown(Message):
 class Loading(Message):
     """Progress of the weights."""
 
-    what: str
-    done: int
-    total: int
+    done_bytes: int
+    total_bytes: int
 
 
 class Ready(Message):

@@ -190,9 +190,9 @@ class EngineClient:
 
     def _handle(self, message: FromCore) -> None:
         match message:
-            case Loading(what, done, total):
+            case Loading(done_bytes, total_bytes):
                 if self._progress is not None:
-                    self._progress(what, done, total)
+                    self._progress(done_bytes, total_bytes)
             case Ready():
                 self._ready.set_result(message)
             case Outputs(outputs):

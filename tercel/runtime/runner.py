@@ -8,8 +8,10 @@ from tercel.core.sampling import StepResult
 from tercel.core.step import StepPlan
 from tercel.runtime.tokenizer import Tokenizer
 
-ReportProgress = Callable[[str, int, int], None]
-"""report(what, done, total) while something long goes on."""
+
+class ReportProgress(Protocol):
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Called while the weights load."""
 
 
 class Runner(Protocol):

@@ -139,7 +139,7 @@ def open_fake(config: EngineConfig, *, max_position_embeddings=64, **options) ->
 
     def load(progress):
         if progress is not None:
-            progress("weights", 1, 1)
+            progress(1, 1)
         return ShadowRunner(
             page_size=config.page_size,
             vocab_size=TOKENIZER.vocab_size,

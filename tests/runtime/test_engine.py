@@ -207,7 +207,7 @@ def test_stats():
 def test_progress_is_reported():
     seen = []
     Engine(CONFIG, open_model=open_fake, progress=lambda *report: seen.append(report))
-    assert seen == [("weights", 1, 1)]
+    assert seen == [(1, 1)]
 
 
 def test_refused_before_the_weights_load():
