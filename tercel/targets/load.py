@@ -92,7 +92,7 @@ def resolve(
     routed = route(Question(model, config, layout, arch))
     binding = bind(routed.row, arch or Arch.CPU)
     place = Rank(layout, rank, model)
-    weights = meta_model(model, layout, rank, dtype=dtype)
+    weights = meta_model(model, layout, rank, dtype=dtype, packs=packs(binding, dtype))
     cache = meta_cache(place, config.page_size, dtype)
     resolved = (routed.row, binding, weights, cache, place, config.page_size)
     calls = record(*resolved)
