@@ -122,7 +122,7 @@ CONTRACT = Contract(
         "state": Tolerance(
             element_ulps=32,
             rms_ulps=8,
-            why="as o, without the cancellation; kernels may multiply in activations, hence their unit",
+            why="as o, without the cancellation; kernels may multiply in activations",
             unit="act",
         ),
     },
