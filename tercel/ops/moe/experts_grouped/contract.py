@@ -44,7 +44,8 @@ WEIGHTS = ("w13", "w13_scale", "w2", "w2_scale")
 TOLERANCE = Tolerance(
     element_ulps=4,
     rms_ulps=1.5,
-    fp32_ulps=40,
+    fp32_element_ulps=40,
+    fp32_rms_ulps=40,
     why="four roundings of half an ulp in a row (FC1, activation, FC2, result), each of which the "
     "next product averages; in fp32 sums of up to L and I terms and the activation's functions, "
     "whose errors a second sum may cancel against",

@@ -63,7 +63,8 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         element_ulps=2,
         rms_ulps=2,
-        fp32_ulps=40,
+        fp32_element_ulps=40,
+        fp32_rms_ulps=40,
         why="a difference and a logarithm in fp32, of an fp32 sum over the vocabulary; ids and "
         "ranks are exact",
     ),
