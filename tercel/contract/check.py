@@ -116,9 +116,12 @@ def check_replay(
 ) -> None:
     """Inputs rewritten in place at fixed addresses give the new call's bits. On a GPU the call is
     captured into a CUDA graph and replayed."""
-    run = op.implementation(implementation).run
-    first = draw(op, cell, dtype=dtype, device=device, seed=1)
-    second = draw(op, cell, dtype=dtype, device=device, seed=2)
+    chosen = op.implementation(implementation)
+    run = chosen.run
+    first, second = (
+        _packed(op, chosen, draw(op, cell, dtype=dtype, device=device, seed=seed), dtype)
+        for seed in (1, 2)
+    )
     expected_arguments = _clone(second)
     expected = _results(op.contract, run(**expected_arguments), expected_arguments)
     replayed = _capture(run, first, device)
@@ -157,6 +160,59 @@ def check_refusal(
     raise CheckFailed(f"{op.name}: accepted arguments that its contract refuses")
 
 
+def check_invalid(op: Op[..., Any], cell: Cell, change: Callable[[dict[str, Any]], None]) -> None:
+    """`change` gives the arguments values that the op would answer wrongly: `valid` raises."""
+    arguments = _clone(draw(op, cell, dtype=torch.float32))
+    change(arguments)
+    op.contract.bind(arguments)
+    try:
+        if op.contract.valid is not None:
+            op.contract.valid(**arguments)
+    except ContractError:
+        return
+    raise CheckFailed(f"{op.name}: its validity check accepts wrong values")
+
+
+def check_roundings(
+    op: Op[..., Any],
+    cell: Cell,
+    implementation: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    same: float = 0.98,
+) -> None:
+    """Rounds where the reference does: in `dtype`, all but a few elements carry its bits. Sums in
+    another order cross few rounding boundaries; a rounding more or less moves a fifth."""
+    chosen = op.implementation(implementation)
+    arguments = draw(op, cell, dtype=dtype)
+    refer = _clone(arguments)
+    expected = _results(op.contract, op.implementation("reference").run(**refer), refer)
+    ours = _packed(op, chosen, arguments, dtype)
+    actual = _results(op.contract, chosen.run(**ours), ours)
+    for name, value in expected.items():
+        share = float((actual[name] == value).double().mean()) if value.numel() else 1.0
+        if share < same:
+            raise CheckFailed(f"{op.name}: {share:.1%} of {name} carry the reference's bits")
+
+
+def check_meta(op: Op[..., Any], cell: Cell, implementation: str) -> None:
+    """Runs on tensors without contents, so it reads none of them on the host, and gives results
+    of the contract's shapes and dtypes."""
+    chosen = op.implementation(implementation)
+    arguments = {
+        name: value.to("meta") if isinstance(value, torch.Tensor) else value
+        for name, value in draw(op, cell, dtype=torch.float32).items()
+    }
+    expected = _results(op.contract, op.contract.shape_only(arguments), arguments)
+    ours = _packed(op, chosen, arguments, torch.float32)
+    for name, value in _results(op.contract, chosen.run(**ours), ours).items():
+        if (value.shape, value.dtype) != (expected[name].shape, expected[name].dtype):
+            raise CheckFailed(
+                f"{op.name}: {name} is {tuple(value.shape)} {value.dtype}, the contract says "
+                f"{tuple(expected[name].shape)} {expected[name].dtype}"
+            )
+
+
 def check_control(
     op: Op[..., Any],
     cell: Cell,
@@ -193,6 +249,7 @@ def _run_sequence(
         expected_arguments = _upcast(arguments)
         for name, (ours, theirs) in carried.items():
             arguments[name], expected_arguments[name] = ours, theirs
+        arguments = _packed(op, implementation, arguments, dtype)
         before = _clone(arguments)
         refer = op.implementation("reference").run
         expected = _results(contract, refer(**expected_arguments), expected_arguments)
@@ -208,6 +265,20 @@ def _run_sequence(
             )
         carried = {n: (arguments[n], expected_arguments[n]) for n in contract.written}
     return CellReport(errors)
+
+
+def _packed(
+    op: Op[..., Any],
+    implementation: Implementation,
+    arguments: dict[str, Any],
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """`arguments` with the weights as `implementation` wants them."""
+    if implementation.pack is None:
+        return arguments
+    names = op.contract.weights
+    packed = implementation.pack(*(arguments[name] for name in names), dtype=dtype)
+    return {**arguments, **dict(zip(names, packed, strict=True))}
 
 
 def _results(contract: Contract, returned: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,6 +329,7 @@ def _copy_tensors(source: Mapping[str, Any], target: Mapping[str, Any]) -> None:
 
 def _capture(run: Callable[..., Any], arguments: dict[str, Any], device: str) -> Callable[[], Any]:
     if torch.device(device).type != "cuda":
+        run(**arguments)  # what an implementation keeps per address is now out of date
         return lambda: run(**arguments)
     run(**_clone(arguments))  # first calls compile, which capture forbids
     torch.cuda.synchronize()

@@ -24,7 +24,7 @@ def ulp(dtype: torch.dtype) -> float:
 def measure(
     actual: torch.Tensor, reference: torch.Tensor, unit: torch.dtype | None = None
 ) -> Error:
-    """Errors of `actual` in ulps of `unit`, its own dtype by default; `reference` is fp64. NaN in
+    """Errors of `actual` in ulps of `unit`, by default its own dtype; `reference` is fp64. NaN in
     both is equal."""
     poisoned = actual.isnan() & reference.isnan()
     difference = (actual.double() - reference.double()).masked_fill(poisoned, 0.0).abs()
@@ -46,10 +46,10 @@ def compare(
     actual: torch.Tensor,
     reference: torch.Tensor,
     tolerance: Tolerance,
-    act: torch.dtype = torch.float32,
+    act: torch.dtype | None = None,
 ) -> Error:
     """Raises CheckFailed unless `actual` is within `tolerance`; integers must be equal. `act` is
-    the activation dtype of the call, for tolerances in its unit."""
+    the call's activation dtype, for tolerances in its unit."""
     if actual.shape != reference.shape:
         raise CheckFailed(f"{name}: shape {tuple(actual.shape)}, expected {tuple(reference.shape)}")
     if not actual.is_floating_point():
@@ -57,7 +57,7 @@ def compare(
             wrong = int((actual != reference).sum())
             raise CheckFailed(f"{name}: {wrong} of {actual.numel()} integers differ")
         return Error(0.0, 0.0)
-    unit = act if tolerance.unit == "act" else actual.dtype
+    unit = act if act is not None and tolerance.unit == "act" else actual.dtype
     error = measure(actual, reference, unit)
     element, rms = tolerance.allowed(unit)
     if not (error.element_ulps <= element and error.rms_ulps <= rms):

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import CodeType
@@ -23,6 +24,8 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _PLAIN_AXIS = re.compile(r"^[A-Za-z_]\w*$")
+_MULTIPLE = re.compile(r"^(\d+)\*([A-Za-z_]\w*)$")
+_QUOTIENT = re.compile(r"^([A-Za-z_]\w*)//(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Arg:
     """One tensor argument or result."""
 
     shape: str
-    """Axes separated by spaces: names, numbers, or expressions of names such as 3*P."""
+    """Axes separated by spaces: names, numbers, or expressions of names such as 3*P. Where the
+    shape depends on the dtype, one shape per alternative: "E I L|E I L//2" with "act|u8"."""
     dtype: str = "act"
     """A name in DTYPES, `act` for the call's activation dtype, or alternatives: "act|f32"."""
     layout: str = "contiguous"
@@ -41,7 +45,13 @@ class Arg:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        return tuple(self.shape.split())
+        return self.axes_as(self.dtype.split("|")[0])
+
+    def axes_as(self, choice: str) -> tuple[str, ...]:
+        """The axes of a tensor whose dtype is the alternative `choice`."""
+        shapes = self.shape.split("|")
+        index = self.dtype.split("|").index(choice) if len(shapes) > 1 else 0
+        return tuple(shapes[index].split())
 
 
 @dataclass(frozen=True)
@@ -156,7 +166,8 @@ class Contract:
     args: Mapping[str, Arg | Value]
     returns: Mapping[str, Arg]
     cost: Callable[[Mapping[str, int]], Cost]
-    """From axis sizes to bytes and flops. `act` is among the sizes: bytes of an activation."""
+    """From axis sizes to bytes and flops. Among the sizes are `act`, the bytes of an activation,
+    and for every tensor its bytes, as x_bytes."""
     cells: tuple[Cell, ...]
     inputs: Callable[[Cell, InputMaker], dict[str, Any]]
     """Draws one valid set of arguments for a cell."""
@@ -165,6 +176,8 @@ class Contract:
     valid: Callable[..., None] | None = None
     """Raises ContractError for arguments that the op would accept and answer wrongly. Tests run
     it before every cell; it is never on the hot path and may read tensors."""
+    weights: tuple[str, ...] = ()
+    """Arguments that an implementation may want packed, in the order its `pack` takes them."""
     hazards: tuple[Hazard, ...] = ()
     state: StateSpec | None = None
     keep: tuple[str, ...] = ()
@@ -197,8 +210,9 @@ class Contract:
                     raise ContractError(f"{name}: missing; pass a tensor [{spec.shape}]")
             else:
                 _check_tensor(name, spec, value, sizes, pending)
-        names = {**arguments, **sizes}
+        names = ChainMap(sizes, arguments)  # type: ignore[arg-type]
         for name, expression, actual in pending:
+            _solve(expression, actual, sizes)
             expected = _evaluate(expression, names)
             if expected is not None and expected != actual:
                 raise ContractError(
@@ -229,6 +243,9 @@ class Contract:
         """Bytes and flops of a call, from metadata alone."""
         sizes = {**self.bind(arguments), **_host_axes(arguments)}
         sizes["act"] = _activation(self.args, arguments).itemsize
+        for name, value in arguments.items():
+            if isinstance(value, torch.Tensor):
+                sizes[f"{name}_bytes"] = value.nbytes
         return self.cost(sizes)
 
 
@@ -244,31 +261,32 @@ def _check_tensor(
 ) -> None:
     if not isinstance(value, torch.Tensor):
         raise ContractError(f"{name}: expected a tensor [{spec.shape}], got {type(value).__name__}")
-    if value.dim() != len(spec.axes):
+    axes = spec.axes_as(_check_dtype(name, spec, value, sizes))
+    if value.dim() != len(axes):
         raise ContractError(f"{name}: shape {tuple(value.shape)} is not [{spec.shape}]")
-    _check_dtype(name, spec, value, sizes)
     strided = spec.layout == "contiguous" and not value.is_contiguous()
     if strided or (spec.layout == "rows" and value.dim() and value.stride(-1) != 1):
         raise ContractError(f"{name}: must be {spec.layout}; strides are {value.stride()}")
-    for axis, actual in zip(spec.axes, value.shape, strict=True):
+    for axis, actual in zip(axes, value.shape, strict=True):
         if axis.isdigit() or not _PLAIN_AXIS.match(axis):
             pending.append((name, axis, actual))
         elif sizes.setdefault(axis, actual) != actual:
             raise ContractError(f"{name}: axis {axis} is {actual}, expected {sizes[axis]}")
 
 
-def _check_dtype(name: str, spec: Arg, value: torch.Tensor, sizes: dict[str, int]) -> None:
+def _check_dtype(name: str, spec: Arg, value: torch.Tensor, sizes: dict[str, int]) -> str:
+    """The alternative of `spec.dtype` that `value` has."""
     for choice in spec.dtype.split("|"):
         if choice == "act":
             if value.dtype not in ACTIVATIONS:
                 continue
             code = ACTIVATIONS.index(value.dtype)
             if sizes.setdefault("_act", code) == code:
-                return
+                return choice
         elif value.dtype == DTYPES[choice] or (
             choice == "f32" and value.dtype == torch.float64  # the reference runs in fp64
         ):
-            return
+            return choice
     act = f" (act is {ACTIVATIONS[sizes['_act']]})" if "_act" in sizes else ""
     raise ContractError(f"{name}: dtype {value.dtype} is not {spec.dtype}{act}")
 
@@ -287,6 +305,14 @@ def _evaluate(expression: str, names: Mapping[str, Any]) -> int | None:
 @functools.cache
 def _compiled(expression: str) -> CodeType:
     return compile(expression, f"<{expression}>", "eval")
+
+
+def _solve(axis: str, actual: int, sizes: dict[str, int]) -> None:
+    """Binds the unknown name of an axis 2*I or L//32 to the size that would make it `actual`."""
+    if match := _MULTIPLE.match(axis):
+        sizes.setdefault(match[2], actual // int(match[1]))
+    elif match := _QUOTIENT.match(axis):
+        sizes.setdefault(match[1], actual * int(match[2]))
 
 
 def _host_axes(arguments: Mapping[str, Any]) -> dict[str, int]:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-SINK = 0
-
 
 @dataclass(frozen=True)
 class LatentCache:
