@@ -6,7 +6,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -106,7 +106,7 @@ class EngineClient:
 
     def generate(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput]:
         """The outputs of one request. Closing the iterator early aborts the request.
 
         Raises:
@@ -157,7 +157,7 @@ class EngineClient:
     ) -> None:
         await self.close()
 
-    async def _stream(self, submit: Submit) -> AsyncIterator[RequestOutput]:
+    async def _stream(self, submit: Submit) -> AsyncGenerator[RequestOutput]:
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self._send(submit)
         self._streams[submit.request_id] = queue

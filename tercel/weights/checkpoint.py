@@ -34,6 +34,8 @@ class Checkpoint:
     """By position: shards in order, tensors as they lie in them."""
     unreadable: frozenset[str]
     """Tensors that the index puts into files that are missing or have no readable header."""
+    damaged: frozenset[Path]
+    """Shards whose tensors cannot be read, some or all of them."""
     problems: tuple[Problem, ...]
     """What is wrong with the files; whoever loads reports it with what else is wrong."""
 
@@ -54,11 +56,13 @@ class Checkpoint:
             raise CheckpointError(f"model: {path} holds no safetensors file")
         if index is None:
             problems += _missing_numbers(shards)
-        tensors, unreadable = [], set()
+        tensors, damaged, unreadable = [], set(), set()
         for shard in shards:
             found, wrong = read_header(shard) if shard.is_file() else ([], [_missing(shard)])
             tensors += found
             problems += wrong
+            if wrong:
+                damaged.add(shard)
             if wrong and not found:
                 unreadable.add(shard.name)
         problems += _duplicates(tensors)
@@ -67,7 +71,7 @@ class Checkpoint:
             lost = frozenset(key for key, file in index.weight_map.items() if file in unreadable)
             problems += _compare(index, tensors, lost)
         by_name = {tensor.name: tensor for tensor in tensors}
-        return cls(path, shards, by_name, lost, tuple(problems))
+        return cls(path, shards, by_name, lost, frozenset(damaged), tuple(problems))
 
     @property
     def num_bytes(self) -> int:

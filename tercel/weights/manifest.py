@@ -159,12 +159,14 @@ def _mismatches(stored: StoredTensor, source: Source, row: Row) -> list[Problem]
 
 def _padding(checkpoint: Checkpoint, sound: Mapping[str, Source]) -> list[Problem]:
     """Tensors whose values after the used ones are not all zero."""
-    broken = {problem.file for problem in checkpoint.problems}
     padded = [checkpoint.tensors[key] for key, source in sound.items() if source.used is not None]
     reader, problems = checkpoint.reader(), []
     for stored in sorted(padded, key=lambda item: item.shard):
         used = sound[stored.name].used
-        if stored.shard.name not in broken and reader.tensor(stored.name).flatten()[used:].any():
+        if (
+            stored.shard not in checkpoint.damaged
+            and reader.tensor(stored.name).flatten()[used:].any()
+        ):
             text = f"its values past the first {used} are padding and must be zero"
             problems.append(Problem(stored.shard.name, stored.name, text))
     return problems

@@ -31,7 +31,7 @@ _LARGE: Mapping[str, Any] = {
     "num_hidden_layers": 16,
     "hidden_size": 1024,
     "intermediate_size": 4096,
-    "moe_intermediate_size": 1024,
+    "moe_intermediate_size": 512,
 }
 
 
@@ -81,7 +81,10 @@ def _apply(text: dict[str, Any], changes: Mapping[str, Any]) -> None:
         *outer, key = name.split(".")
         level = text
         for part in outer:
-            level = level[part]
+            inner = level.get(part)
+            if not isinstance(inner, dict):
+                raise ConfigError(f"{name}: the config has no object {part!r}")
+            level = inner
         level[key] = value
 
 

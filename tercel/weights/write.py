@@ -37,8 +37,8 @@ def write_random_checkpoint(
     out: Path, config_json: dict[str, Any], *, num_shards: int = 1, seed: int = 0
 ) -> None:
     """config.json, generation_config.json and random tensors of every name that it implies."""
-    out.mkdir(parents=True, exist_ok=True)
     entries = {entry.key: entry for entry in manifest_from_config(config_json).entries}
+    out.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
 
     def tensor(key: str) -> torch.Tensor:

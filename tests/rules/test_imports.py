@@ -23,7 +23,9 @@ def violations(source: Source) -> list[str]:
     found = []
     for name in source.imports():
         parts = name.split(".")
-        if parts[0] != "tercel" or len(parts) < 2 or not source.package:
+        if parts[0] != "tercel" or len(parts) < 2 or source.package in ("", "__main__"):
+            continue
+        if parts[1] == "__version__":
             continue
         if parts[1] != source.package and parts[1] not in ALLOWED[source.package]:
             found.append(f"{source.module} imports {name}")
