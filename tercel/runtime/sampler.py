@@ -90,6 +90,7 @@ class Sampler:
             self._integers(positions),
             stream=TARGET_STREAM,
             filtered=any(row.is_filtered for row in rows),
+            greedy=all(row.temperature == 0 for row in rows),
         )
 
     def _logprobs(
