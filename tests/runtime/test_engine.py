@@ -225,6 +225,12 @@ def test_progress_is_reported():
     assert seen == [(1, 1)]
 
 
+def test_a_smaller_number_of_running_requests_is_said(caplog):
+    config = EngineConfig(page_size=4, cache_tokens=64, max_running=4, max_step_tokens=3)
+    assert create(config).stats().usage.max_running == 3
+    assert "max_running=4 is lowered to 3" in caplog.text
+
+
 def test_refused_before_the_weights_load():
     for options, message in (
         ({"max_model_len": 128, "cache_tokens": 256}, "exceeds the model's 64"),
