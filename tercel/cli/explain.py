@@ -96,7 +96,6 @@ def _as_dict(plan: Plan, step: StepClass | None) -> dict[str, Any]:
         "target": plan.route.row.name,
         "recipe": plan.route.row.recipe,
         "policy": plan.route.row.policy,
-        "mode": "off" if plan.route.row.policy == "portable" else "auto",
         "trace": [
             {"label": line.label, "value": line.value, "outcome": line.outcome}
             for line in plan.route.trace.lines
