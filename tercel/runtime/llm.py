@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast, overload
 
@@ -25,7 +26,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | Path,
         *,
         progress: ReportProgress | None = None,
         open_model: Callable[[EngineConfig], OpenModel] = open_checkpoint,

@@ -129,7 +129,7 @@ pools = st.builds(
 
 
 @given(pools, arrivals)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_request_gives_what_it_gives_alone(pool, arrivals):
     sequences, _ = run_all(pool, arrivals)
     for sequence, arrival in zip(sequences, arrivals, strict=True):
