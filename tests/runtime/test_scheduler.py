@@ -162,7 +162,7 @@ def test_a_thousand_requests_leave_everything_free():
     arrivals = [
         Arrival(
             at_step=rng.randrange(600),
-            prompt=tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 100))),
+            prompt=tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 70))),
             max_tokens=rng.randrange(1, 40),
             cancel_after=rng.choice([None, None, rng.randrange(80)]),
         )
