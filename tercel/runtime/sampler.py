@@ -1,6 +1,6 @@
 """Draws the next token of each row: gather the vocabulary, mask, penalize, sample, report."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -27,6 +27,9 @@ class Sampler:
         """`illegal_ids` are never drawn: padding, input-only slots, ids without a token."""
         self._group = group
         self._device = device
+        # Bound once like the sites of a program: Limits and SamplingParams keep the contract, and
+        # checking it again would take longer than a greedy draw.
+        self._draw: Callable[..., tuple[torch.Tensor, torch.Tensor]] = sample.portable.run
         self._illegal = self._integers(sorted(illegal_ids))
 
     def run(self, shard: torch.Tensor, draws: Draws) -> StepResult:
@@ -80,7 +83,7 @@ class Sampler:
     def _sample(
         self, logits: torch.Tensor, rows: Sequence[RowSampling], positions: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return sample(
+        return self._draw(
             logits,
             self._floats([row.temperature for row in rows]),
             self._integers([row.top_k for row in rows]),
