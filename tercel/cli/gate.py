@@ -37,20 +37,20 @@ def accuracy(
     engine: dict[str, Any],
 ) -> None:
     """Exact match on fresh word problems that training cannot have seen."""
-    from tercel.cli.progress import loading_bar, progress_bar
+    from tercel.cli.progress import counting_bar, loading_bar
     from tercel.gates.accuracy import AccuracyGate
     from tercel.runtime.llm import LLM
 
     gate = AccuracyGate(problems, held_out, calculator, seed, batch=4 * batch)
     with loading_bar() as progress:
         llm = LLM(str(model), progress=progress, max_running=batch, **engine)
-    with llm, progress_bar("Problems", gate.total) as report:
+    with llm, counting_bar("Problems") as report:
         measured = gate.run(llm, report)
     result = {"model": str(model), "seed": seed, **measured.to_dict()}
     if gsm8k is not None:
         from tercel.gates.perplexity import gsm8k_perplexity
 
-        with progress_bar("GSM8K") as report:
+        with counting_bar("GSM8K") as report:
             result["gsm8k_perplexity"] = gsm8k_perplexity(model, gsm8k, report)
     if as_json:
         typer.echo(json.dumps(result))

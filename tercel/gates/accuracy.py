@@ -118,6 +118,10 @@ class Accuracy:
         }
 
 
+def _silent(done: int, total: int) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class AccuracyGate:
     """How many problems of each kind to ask, and how."""
@@ -131,24 +135,20 @@ class AccuracyGate:
     max_tokens: int = 512
     """Tokens of one answer at most."""
 
-    @property
-    def total(self) -> int:
-        return self.num_problems + self.num_held_out + self.num_calculator
-
-    def run(self, llm: Generator, report: Callable[[int], None] = lambda done: None) -> Accuracy:
-        """Asks every problem; `report(done)` after each batch."""
+    def run(self, llm: Generator, report: Callable[[int, int], None] = _silent) -> Accuracy:
+        """Asks every problem; `report(done, total)` after each batch."""
         seed = self.seed
         trained = islice(generate(seed), self.num_problems)
         held_out = islice(generate(seed, held_out=True), self.num_held_out)
         # Another seed, so that these are not the trained problems once more.
         calculator = islice(generate(seed + 1, tool_share=1.0), self.num_calculator)
-        done = 0
+        done, total = 0, self.num_problems + self.num_held_out + self.num_calculator
         groups = []
         for problems in (list(trained), list(held_out), list(calculator)):
             graded: list[Graded] = []
             for start in range(0, len(problems), self.batch):
                 graded += self._grade(llm, problems[start : start + self.batch])
-                report(done + len(graded))
+                report(done + len(graded), total)
             done += len(graded)
             groups.append(graded)
         return Accuracy(*groups)

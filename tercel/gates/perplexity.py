@@ -24,9 +24,7 @@ Example = tuple[list[int], list[int]]
 BATCH = 32
 
 
-def gsm8k_perplexity(
-    model_dir: Path, file: Path, report: Callable[[int, int], None] = lambda done, total: None
-) -> float:
+def gsm8k_perplexity(model_dir: Path, file: Path, report: Callable[[int, int], None]) -> float:
     """exp of the mean loss over the tokens of all answers, in fp32.
 
     Args:
