@@ -12,7 +12,7 @@ from tercel.runtime.chat.segments import END_OF_MESSAGE, close_tag, open_tag, te
 from tercel.runtime.completions import Completion
 from tercel.runtime.tokenizer import Tokenizer, byte_tokens
 
-GATE = AccuracyGate(num_problems=20, num_held_out=10, num_calculator=10, seed=3, batch=8)
+GATE = AccuracyGate(problems=20, held_out=10, calculator=10, seed=3, batch=2)
 
 
 def answer(response: str, call: str | None = None) -> list[Segment]:
@@ -32,9 +32,9 @@ class Pupil:
     def __init__(self, *, wrong_every=0, calls="expression"):
         self.tokenizer = Tokenizer(byte_tokens())
         known = [
-            *islice(generate(GATE.seed), GATE.num_problems),
-            *islice(generate(GATE.seed, held_out=True), GATE.num_held_out),
-            *islice(generate(GATE.seed + 1, tool_share=1.0), GATE.num_calculator),
+            *islice(generate(GATE.seed), GATE.problems),
+            *islice(generate(GATE.seed, held_out=True), GATE.held_out),
+            *islice(generate(GATE.seed + 1, tool_share=1.0), GATE.calculator),
         ]
         self.known = {problem.question: problem for problem in known}
         self.wrong_every = wrong_every
@@ -73,7 +73,7 @@ def test_a_perfect_pupil():
     assert {"trained templates", "held-out templates", "with calculator"} < set(scores)
     assert all(score.exact_match == 1.0 for score in scores.values())
     by_steps = [score for name, score in scores.items() if name.endswith("steps")]
-    assert sum(score.num_problems for score in by_steps) == GATE.num_problems
+    assert sum(score.num_problems for score in by_steps) == GATE.problems
     assert seen[-1] == (40, 40)
     assert max(pupil.batches) == 8
     assert all(split_of(question) == "evaluation" for question in pupil.questions)
