@@ -52,7 +52,7 @@ def test_padding_changes_nothing(model_dir, tmp_path):
 
 
 def test_wrong_files(model_dir, tmp_path):
-    with pytest.raises(ConfigError, match="gsm8k: .*missing"):
+    with pytest.raises(ConfigError, match=r"gsm8k: .*missing"):
         gsm8k_perplexity(model_dir, tmp_path / "missing", lambda done, total: None)
     with pytest.raises(ConfigError, match="JSON lines"):
         measure(model_dir, tmp_path, [{"question": "How many?"}])
