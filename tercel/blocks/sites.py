@@ -79,6 +79,23 @@ _DECODE: Sites = {
     "experts": experts_decode,
 }
 
+WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    "kda_proj": ("KdaWeights.proj",),
+    "kda_f_b": ("KdaWeights.f_b",),
+    "kda_g_b": ("KdaWeights.g_b",),
+    "mla_proj": ("MlaWeights.proj",),
+    "mla_q_b": ("MlaWeights.q_b",),
+    "o_proj": ("KdaWeights.o_proj", "MlaWeights.o_proj"),
+    "gate_up": ("MlpWeights.gate_up",),
+    "down": ("MlpWeights.down",),
+    "router": ("MoeWeights.router",),
+    "latent_down": ("MoeWeights.down",),
+    "experts": ("MoeWeights.experts",),
+    "latent_up": ("MoeWeights.up",),
+    "head": ("ModelWeights.head",),
+}
+"""Site to the fields of core/parameters.py that an implementation of it may want packed."""
+
 
 def sites(step_class: StepClass) -> Sites:
     """The op behind each site in steps of `step_class`: decode steps have forms of their own."""

@@ -14,6 +14,8 @@ COMMANDS = {
     "chat": "Talk to a model in the terminal.",
     "generate": "Complete one prompt.",
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
+    "explain": "Say which target serves a configuration, and why.",
+    "ops": "List the certified operations.",
     "gate": "Measure a model against what it must reach.",
     "checkpoint": "Inspect, count and make checkpoints.",
 }

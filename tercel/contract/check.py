@@ -101,7 +101,8 @@ def check_sequence(
     device: str = "cpu",
     seed: int = 0,
 ) -> CellReport:
-    """`steps` calls that carry the written arguments on, each compared with the reference."""
+    """`steps` calls that carry the written arguments on, each compared with the reference; what
+    the contract keeps, such as the rows' slots, stays as the first step draws it."""
     return _run_sequence(op, cell, op.implementation(implementation), steps, dtype, device, seed)
 
 
@@ -115,9 +116,12 @@ def check_replay(
 ) -> None:
     """Inputs rewritten in place at fixed addresses give the new call's bits. On a GPU the call is
     captured into a CUDA graph and replayed."""
-    run = op.implementation(implementation).run
-    first = draw(op, cell, dtype=dtype, device=device, seed=1)
-    second = draw(op, cell, dtype=dtype, device=device, seed=2)
+    chosen = op.implementation(implementation)
+    run = chosen.run
+    first, second = (
+        _packed(op, chosen, draw(op, cell, dtype=dtype, device=device, seed=seed), dtype)
+        for seed in (1, 2)
+    )
     expected_arguments = _clone(second)
     expected = _results(op.contract, run(**expected_arguments), expected_arguments)
     replayed = _capture(run, first, device)
@@ -156,6 +160,59 @@ def check_refusal(
     raise CheckFailed(f"{op.name}: accepted arguments that its contract refuses")
 
 
+def check_invalid(op: Op[..., Any], cell: Cell, change: Callable[[dict[str, Any]], None]) -> None:
+    """`change` gives the arguments values that the op would answer wrongly: `valid` raises."""
+    arguments = _clone(draw(op, cell, dtype=torch.float32))
+    change(arguments)
+    op.contract.bind(arguments)
+    try:
+        if op.contract.valid is not None:
+            op.contract.valid(**arguments)
+    except ContractError:
+        return
+    raise CheckFailed(f"{op.name}: its validity check accepts wrong values")
+
+
+def check_roundings(
+    op: Op[..., Any],
+    cell: Cell,
+    implementation: str,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    same: float = 0.98,
+) -> None:
+    """Rounds where the reference does: in `dtype`, all but a few elements carry its bits. Sums in
+    another order cross few rounding boundaries; a rounding more or less moves a fifth."""
+    chosen = op.implementation(implementation)
+    arguments = draw(op, cell, dtype=dtype)
+    refer = _clone(arguments)
+    expected = _results(op.contract, op.implementation("reference").run(**refer), refer)
+    ours = _packed(op, chosen, arguments, dtype)
+    actual = _results(op.contract, chosen.run(**ours), ours)
+    for name, value in expected.items():
+        share = float((actual[name] == value).double().mean()) if value.numel() else 1.0
+        if share < same:
+            raise CheckFailed(f"{op.name}: {share:.1%} of {name} carry the reference's bits")
+
+
+def check_meta(op: Op[..., Any], cell: Cell, implementation: str) -> None:
+    """Runs on tensors without contents, so it reads none of them on the host, and gives results
+    of the contract's shapes and dtypes."""
+    chosen = op.implementation(implementation)
+    arguments = {
+        name: value.to("meta") if isinstance(value, torch.Tensor) else value
+        for name, value in draw(op, cell, dtype=torch.float32).items()
+    }
+    expected = _results(op.contract, op.contract.shape_only(arguments), arguments)
+    ours = _packed(op, chosen, arguments, torch.float32)
+    for name, value in _results(op.contract, chosen.run(**ours), ours).items():
+        if (value.shape, value.dtype) != (expected[name].shape, expected[name].dtype):
+            raise CheckFailed(
+                f"{op.name}: {name} is {tuple(value.shape)} {value.dtype}, the contract says "
+                f"{tuple(expected[name].shape)} {expected[name].dtype}"
+            )
+
+
 def check_control(
     op: Op[..., Any],
     cell: Cell,
@@ -186,9 +243,13 @@ def _run_sequence(
     carried: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     for step in range(steps):
         arguments = draw(op, cell, dtype=dtype, device=device, seed=seed + step)
+        if step == 0:
+            kept = {name: arguments[name] for name in contract.keep}
+        arguments.update(kept)
         expected_arguments = _upcast(arguments)
         for name, (ours, theirs) in carried.items():
             arguments[name], expected_arguments[name] = ours, theirs
+        arguments = _packed(op, implementation, arguments, dtype)
         before = _clone(arguments)
         refer = op.implementation("reference").run
         expected = _results(contract, refer(**expected_arguments), expected_arguments)
@@ -196,7 +257,7 @@ def _run_sequence(
         _check_untouched(op, before, arguments)
         for name, value in actual.items():
             label = f"{op.name}[{cell}] step {step} {name}"
-            error = compare(label, value, expected[name], contract.tolerance_of(name))
+            error = compare(label, value, expected[name], contract.tolerance_of(name), dtype)
             previous = errors.get(name, Error(0.0, 0.0))
             errors[name] = Error(
                 max(previous.element_ulps, error.element_ulps),
@@ -204,6 +265,20 @@ def _run_sequence(
             )
         carried = {n: (arguments[n], expected_arguments[n]) for n in contract.written}
     return CellReport(errors)
+
+
+def _packed(
+    op: Op[..., Any],
+    implementation: Implementation,
+    arguments: dict[str, Any],
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """`arguments` with the weights as `implementation` wants them."""
+    if implementation.pack is None:
+        return arguments
+    names = op.contract.weights
+    packed = implementation.pack(*(arguments[name] for name in names), dtype=dtype)
+    return {**arguments, **dict(zip(names, packed, strict=True))}
 
 
 def _results(contract: Contract, returned: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,13 @@ class Error:
     element_ulps: float
     rms_ulps: float
 
-    def within(self, tolerance: Tolerance) -> bool:
-        return self.element_ulps <= tolerance.element_ulps and self.rms_ulps <= tolerance.rms_ulps
+    def within(self, tolerance: Tolerance, unit: torch.dtype = torch.float32) -> bool:
+        """Whether an error in ulps of `unit` is allowed."""
+        sums = tolerance.fp32_ulps * ulp(torch.float32) / ulp(unit)
+        return (
+            self.element_ulps <= tolerance.element_ulps + sums
+            and self.rms_ulps <= tolerance.rms_ulps + sums
+        )
 
 
 def ulp(dtype: torch.dtype) -> float:
@@ -24,8 +29,11 @@ def ulp(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps / 2
 
 
-def measure(actual: torch.Tensor, reference: torch.Tensor) -> Error:
-    """Errors of `actual` in ulps of its own dtype; `reference` is fp64. NaN in both is equal."""
+def measure(
+    actual: torch.Tensor, reference: torch.Tensor, unit: torch.dtype | None = None
+) -> Error:
+    """Errors of `actual` in ulps of `unit`, by default its own dtype; `reference` is fp64. NaN in
+    both is equal."""
     poisoned = actual.isnan() & reference.isnan()
     difference = (actual.double() - reference.double()).masked_fill(poisoned, 0.0).abs()
     expected = reference.double().masked_fill(poisoned, 0.0)
@@ -34,7 +42,7 @@ def measure(actual: torch.Tensor, reference: torch.Tensor) -> Error:
     if not difference.isfinite().all():
         return Error(float("inf"), float("inf"))
     row_max = expected.abs().amax(dim=-1, keepdim=True) if expected.dim() else expected.abs()
-    step = ulp(actual.dtype)
+    step = ulp(unit or actual.dtype)
     tiny = torch.finfo(torch.float32).tiny
     element = (difference / (row_max * step).clamp_min(tiny)).max()
     rms = difference.square().mean().sqrt() / expected.square().mean().sqrt().clamp_min(tiny)
@@ -42,9 +50,14 @@ def measure(actual: torch.Tensor, reference: torch.Tensor) -> Error:
 
 
 def compare(
-    name: str, actual: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance
+    name: str,
+    actual: torch.Tensor,
+    reference: torch.Tensor,
+    tolerance: Tolerance,
+    act: torch.dtype | None = None,
 ) -> Error:
-    """Raises CheckFailed unless `actual` is within `tolerance`; integers must be equal."""
+    """Raises CheckFailed unless `actual` is within `tolerance`; integers must be equal. `act` is
+    the call's activation dtype, for tolerances in its unit."""
     if actual.shape != reference.shape:
         raise CheckFailed(f"{name}: shape {tuple(actual.shape)}, expected {tuple(reference.shape)}")
     if not actual.is_floating_point():
@@ -52,11 +65,12 @@ def compare(
             wrong = int((actual != reference).sum())
             raise CheckFailed(f"{name}: {wrong} of {actual.numel()} integers differ")
         return Error(0.0, 0.0)
-    error = measure(actual, reference)
-    if not error.within(tolerance):
+    unit = act if act is not None and tolerance.unit == "act" else actual.dtype
+    error = measure(actual, reference, unit)
+    if not error.within(tolerance, unit):
         raise CheckFailed(
             f"{name}: worst element {error.element_ulps:.3g} ulps (allowed "
             f"{tolerance.element_ulps:g}), rms {error.rms_ulps:.3g} ulps (allowed "
-            f"{tolerance.rms_ulps:g})"
+            f"{tolerance.rms_ulps:g}), besides {tolerance.fp32_ulps:g} ulps of fp32"
         )
     return error

@@ -1,6 +1,7 @@
 """What an op promises, as data: arguments, results, cost, cells, tolerance, hazards."""
 
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _PLAIN_AXIS = re.compile(r"^[A-Za-z_]\w*$")
+_MULTIPLE = re.compile(r"^(\d+)\*([A-Za-z_]\w*)$")
+_QUOTIENT = re.compile(r"^([A-Za-z_]\w*)//(\d+)$")
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class Arg:
     """One tensor argument or result."""
 
     shape: str
-    """Axes separated by spaces: names, numbers, or expressions of names such as 3*P."""
+    """Axes separated by spaces: names, numbers, or expressions of names such as 3*P. Where the
+    shape depends on the dtype, one shape per alternative: "E I L|E I L//2" with "act|u8"."""
     dtype: str = "act"
     """A name in DTYPES, `act` for the call's activation dtype, or alternatives: "act|f32"."""
     layout: str = "contiguous"
@@ -39,7 +43,13 @@ class Arg:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        return tuple(self.shape.split())
+        return self.axes_as(self.dtype.split("|")[0])
+
+    def axes_as(self, choice: str) -> tuple[str, ...]:
+        """The axes of a tensor whose dtype is the alternative `choice`."""
+        shapes = self.shape.split("|")
+        index = self.dtype.split("|").index(choice) if len(shapes) > 1 else 0
+        return tuple(shapes[index].split())
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,12 @@ class Tolerance:
     """RMS of the error over RMS of the reference, in ulps of one."""
     why: str
     """How the two follow from the op's sums and roundings."""
+    fp32_ulps: float = 0.0
+    """Allowed besides, of both kinds, in ulps of fp32: what long sums inside the op lose in
+    any order. It matters in fp32 and vanishes next to a rounding to bf16."""
+    unit: str = "result"
+    """Whose rounding step is the ulp: `result`, or `act` where a wider result, such as an fp32
+    state, is computed from values that were rounded to activations."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +154,8 @@ class Contract:
     args: Mapping[str, Arg | Value]
     returns: Mapping[str, Arg]
     cost: Callable[[Mapping[str, int]], Cost]
-    """From axis sizes to bytes and flops. `act` is among the sizes: bytes of an activation."""
+    """From axis sizes to bytes and flops. Among the sizes are `act`, the bytes of an activation,
+    and for every tensor its bytes, as x_bytes."""
     cells: tuple[Cell, ...]
     inputs: Callable[[Cell, InputMaker], dict[str, Any]]
     """Draws one valid set of arguments for a cell."""
@@ -147,10 +164,17 @@ class Contract:
     valid: Callable[..., None] | None = None
     """Raises ContractError for arguments that the op would accept and answer wrongly. Tests run
     it before every cell; it is never on the hot path and may read tensors."""
+    weights: tuple[str, ...] = ()
+    """Arguments that an implementation may want packed, in the order its `pack` takes them."""
     hazards: tuple[Hazard, ...] = ()
     state: StateSpec | None = None
+    keep: tuple[str, ...] = ()
+    """Arguments that stay the same along a sequence of calls, such as the slots of the rows."""
     axes: Mapping[str, str] = field(default_factory=dict)
     """What the axis names mean."""
+    where: tuple[str, ...] = ()
+    """Conditions on axis sizes and host values that every call is checked for, in this order, such
+    as "S >= W - 1". One that names an absent optional argument's axis holds."""
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -174,13 +198,18 @@ class Contract:
                     raise ContractError(f"{name}: missing; pass a tensor [{spec.shape}]")
             else:
                 _check_tensor(name, spec, value, sizes, pending)
+        names = ChainMap(sizes, arguments)  # type: ignore[arg-type]
         for name, expression, actual in pending:
-            expected = _evaluate(expression, sizes)
+            _solve(expression, actual, sizes)
+            expected = _evaluate(expression, names)
             if expected is not None and expected != actual:
                 raise ContractError(
                     f"{name}: axis {expression} is {actual}, expected {expected} "
-                    f"from {_describe(sizes)}"
+                    f"from {_describe(expression, names)}"
                 )
+        for condition in self.where:
+            if _evaluate(condition, names) == 0:
+                raise ContractError(f"needs {condition}; got {_describe(condition, names)}")
         return sizes
 
     def shape_only(self, arguments: Mapping[str, Any]) -> Any:
@@ -202,6 +231,9 @@ class Contract:
         """Bytes and flops of a call, from metadata alone."""
         sizes = {**self.bind(arguments), **_host_axes(arguments)}
         sizes["act"] = _activation(self.args, arguments).itemsize
+        for name, value in arguments.items():
+            if isinstance(value, torch.Tensor):
+                sizes[f"{name}_bytes"] = value.nbytes
         return self.cost(sizes)
 
 
@@ -217,44 +249,53 @@ def _check_tensor(
 ) -> None:
     if not isinstance(value, torch.Tensor):
         raise ContractError(f"{name}: expected a tensor [{spec.shape}], got {type(value).__name__}")
-    if value.dim() != len(spec.axes):
+    axes = spec.axes_as(_check_dtype(name, spec, value, sizes))
+    if value.dim() != len(axes):
         raise ContractError(f"{name}: shape {tuple(value.shape)} is not [{spec.shape}]")
-    _check_dtype(name, spec, value, sizes)
     strided = spec.layout == "contiguous" and not value.is_contiguous()
     if strided or (spec.layout == "rows" and value.dim() and value.stride(-1) != 1):
         raise ContractError(f"{name}: must be {spec.layout}; strides are {value.stride()}")
-    for axis, actual in zip(spec.axes, value.shape, strict=True):
+    for axis, actual in zip(axes, value.shape, strict=True):
         if axis.isdigit() or not _PLAIN_AXIS.match(axis):
             pending.append((name, axis, actual))
         elif sizes.setdefault(axis, actual) != actual:
             raise ContractError(f"{name}: axis {axis} is {actual}, expected {sizes[axis]}")
 
 
-def _check_dtype(name: str, spec: Arg, value: torch.Tensor, sizes: dict[str, int]) -> None:
+def _check_dtype(name: str, spec: Arg, value: torch.Tensor, sizes: dict[str, int]) -> str:
+    """The alternative of `spec.dtype` that `value` has."""
     for choice in spec.dtype.split("|"):
         if choice == "act":
             if value.dtype not in ACTIVATIONS:
                 continue
             code = ACTIVATIONS.index(value.dtype)
             if sizes.setdefault("_act", code) == code:
-                return
+                return choice
         elif value.dtype == DTYPES[choice] or (
             choice == "f32" and value.dtype == torch.float64  # the reference runs in fp64
         ):
-            return
+            return choice
     act = f" (act is {ACTIVATIONS[sizes['_act']]})" if "_act" in sizes else ""
     raise ContractError(f"{name}: dtype {value.dtype} is not {spec.dtype}{act}")
 
 
-def _evaluate(axis: str, sizes: Mapping[str, int]) -> int | None:
-    """The size of an axis expression; None where a name is unbound. Axis strings are source code
-    of a contract, never input."""
-    if axis.isdigit():
-        return int(axis)
+def _evaluate(expression: str, names: Mapping[str, Any]) -> int | None:
+    """The value of an axis expression or condition; None where a name is unbound. Expressions are
+    source code of a contract, never input."""
+    if expression.isdigit():
+        return int(expression)
     try:
-        return int(eval(axis, {"__builtins__": {}}, dict(sizes)))
+        return int(eval(expression, {"__builtins__": {}, "len": len}, dict(names)))
     except NameError:
         return None
+
+
+def _solve(axis: str, actual: int, sizes: dict[str, int]) -> None:
+    """Binds the unknown name of an axis 2*I or L//32 to the size that would make it `actual`."""
+    if match := _MULTIPLE.match(axis):
+        sizes.setdefault(match[2], actual // int(match[1]))
+    elif match := _QUOTIENT.match(axis):
+        sizes.setdefault(match[1], actual * int(match[2]))
 
 
 def _host_axes(arguments: Mapping[str, Any]) -> dict[str, int]:
@@ -279,5 +320,10 @@ def _result_dtype(
     return _activation(args, arguments) if spec.dtype == "act" else DTYPES[spec.dtype]
 
 
-def _describe(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items() if name != "_act")
+def _describe(expression: str, names: Mapping[str, Any]) -> str:
+    """The host values that `expression` names."""
+    used = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", expression))
+    values = {name: names[name] for name in used if name in names}
+    return ", ".join(
+        f"{name}={value}" for name, value in values.items() if not isinstance(value, torch.Tensor)
+    )

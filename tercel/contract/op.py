@@ -26,7 +26,8 @@ class Implementation:
     run: Callable[..., Any]
     archs: frozenset[Arch] = EVERY_ARCH
     pack: Callable[..., Any] | None = None
-    """pack(*weights) -> the weight argument it wants; None: the weights as they are."""
+    """pack(*weights, dtype=act) -> the arguments named by Contract.weights as it wants them, once
+    at load; None: the weights as they are."""
     packed_bytes: Callable[..., int] | None = None
     """Bytes of the packed form from the same arguments on meta tensors."""
     admits: Callable[[Mapping[str, int]], str | None] = field(default=lambda sizes: None)

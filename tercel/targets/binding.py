@@ -2,10 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as fields_of
 from typing import Any
 
-from tercel.blocks.sites import SiteTable, sites, table
+import torch
+
+from tercel.blocks.sites import WEIGHTS, SiteTable, sites, table
 from tercel.contract import Implementation, Op
 from tercel.contract.receipt import Status, status
 from tercel.core.arch import Arch
@@ -36,20 +39,33 @@ def bind(row: TargetRow, arch: Arch) -> dict[StepClass, dict[str, Bound]]:
     }
 
 
-def packs(binding: Binding) -> dict[str, Callable[..., Any]]:
-    """Site to pack, for the sites whose implementation wants its weights in another form. All
-    step classes of a site share one packed form."""
-    found: dict[str, Callable[..., Any]] = {}
-    for bound in (item for sites_ in binding.values() for item in sites_.values()):
-        pack = bound.implementation.pack
-        if pack is None:
-            continue
-        if found.setdefault(bound.site, pack) is not pack:
+def packs(binding: Binding, dtype: torch.dtype) -> dict[str, Callable[[Any], Any]]:
+    """Weight field to what puts it into the form that the bound implementations read. All step
+    classes of a site share one packed form."""
+    found: dict[str, Callable[[Any], Any]] = {}
+    for site, fields in WEIGHTS.items():
+        wanted = {bound[site].implementation.pack for bound in binding.values()}
+        if len(wanted) > 1:
             raise ConfigError(
-                f"site {bound.site}: two step classes want different packed forms; name "
+                f"site {site}: two step classes want different packed forms; name "
                 "implementations that share one"
             )
+        pack = wanted.pop()
+        if pack is not None:
+            found.update(dict.fromkeys(fields, _of_field(pack, dtype)))
     return found
+
+
+def _of_field(pack: Callable[..., Any], dtype: torch.dtype) -> Callable[[Any], Any]:
+    """A pack takes the tensors of a weight; a field is one tensor or a dataclass of several."""
+
+    def apply(value: Any) -> Any:
+        if not is_dataclass(value):
+            return pack(value, dtype=dtype)
+        tensors = [getattr(value, item.name) for item in fields_of(value)]
+        return type(value)(*pack(*tensors, dtype=dtype))
+
+    return apply
 
 
 def counted_table(bound: Mapping[str, Bound], counts: Counter[str]) -> SiteTable:

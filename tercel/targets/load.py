@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tercel.config import EngineConfig
-from tercel.core.arch import Arch, arch_of
+from tercel.core.arch import Arch
 from tercel.core.cache import ModelCache
 from tercel.core.group import Group
 from tercel.core.layout import Layout
@@ -52,8 +53,8 @@ class Plan:
     def program(self, weights: ModelWeights, group: Group) -> Program:
         return Program(self.route.row, self.binding, weights, group, self.place)
 
-    def packs(self) -> dict[str, Callable[..., object]]:
-        return packs(self.binding)
+    def packs(self) -> dict[str, Callable[[Any], Any]]:
+        return packs(self.binding, self.dtype)
 
 
 def device_of(config: EngineConfig) -> torch.device:
@@ -91,7 +92,7 @@ def resolve(
     routed = route(Question(model, config, layout, arch))
     binding = bind(routed.row, arch or Arch.CPU)
     place = Rank(layout, rank, model)
-    weights = meta_model(model, layout, rank, dtype=dtype)
+    weights = meta_model(model, layout, rank, dtype=dtype, packs=packs(binding, dtype))
     cache = meta_cache(place, config.page_size, dtype)
     resolved = (routed.row, binding, weights, cache, place, config.page_size)
     calls = record(*resolved)
@@ -109,7 +110,3 @@ def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:
         dtype=dtype,
         device=torch.device("meta"),
     )
-
-
-def arch_for(config: EngineConfig) -> Arch | None:
-    return arch_of(device_of(config))

@@ -13,7 +13,7 @@ from tercel.blocks.sites import SiteTable
 from tercel.core.cache import ModelCache
 from tercel.core.group import Group
 from tercel.core.inputs import StepInputs, build_inputs
-from tercel.core.layout import Layout
+from tercel.core.layout import Axis, Layout
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
 from tercel.core.step import Row, StepClass, StepPlan
@@ -49,10 +49,8 @@ class Rank:
 
     @property
     def first_expert(self) -> int:
-        """The first routed expert that this rank holds; expert groups are the inner-most split."""
-        moe_tp, moe_ep = self.layout.expert_split
-        ep_rank = self.rank % self.layout.tp // moe_tp
-        return ep_rank * (self.model.num_experts // moe_ep)
+        """The first routed expert that this rank holds."""
+        return self.layout.local_range(Axis.EXPERTS, self.rank, self.model.num_experts).start
 
 
 @dataclass

@@ -97,10 +97,10 @@ def _kda(
         return torch.zeros(shape, dtype=dtype, device=device)
 
     return KdaCache(
-        conv=zeros(slots, 3 * heads * dim, window, dtype=dtype),
+        conv=zeros(slots, window, 3 * heads * dim, dtype=dtype),
         recurrent=zeros(slots, heads, dim, dim),
         draft_k=zeros(*drafts, dim),
-        draft_v=zeros(*drafts, dim),
+        draft_v=zeros(*drafts, dim, dtype=dtype),
         draft_g=zeros(*drafts, dim),
         draft_beta=zeros(*drafts),
     )

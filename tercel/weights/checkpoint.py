@@ -16,6 +16,9 @@ from tercel.weights.header import StoredTensor, read_header
 from tercel.weights.problems import Problem
 
 INDEX = "model.safetensors.index.json"
+_MAPPINGS = 8
+_MIN_MAPPED_BYTES = 64 * 2**20
+"""A mapping is read up to an eighth of its shard or this much, so that few pages are resident."""
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors$")
 
 
@@ -85,22 +88,25 @@ class Checkpoint:
 class Reader:
     """Hands out tensors as views of a mapped shard, one shard at a time.
 
-    Pages become resident when a view is read, and go when the next shard is opened, provided the
-    views of the last one are gone by then.
+    Pages become resident when a view is read. They go with the mapping, which is renewed for every
+    shard and several times within one, provided that the views of it are gone by then.
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
         self._tensors = tensors
         self._shard: Path | None = None
         self._open: Any = None
+        self._bytes_left = 0
 
     def tensor(self, name: str) -> torch.Tensor:
         """The whole tensor on the CPU, in its stored shape and dtype, not read yet."""
-        shard = self._tensors[name].shard
-        if shard != self._shard:
-            self._open = None
-            self._open = safe_open(shard, framework="pt", device="cpu")
-            self._shard = shard
+        stored = self._tensors[name]
+        if stored.shard != self._shard or self._bytes_left < stored.num_bytes:
+            self._open = None  # unmaps first
+            self._open = safe_open(stored.shard, framework="pt", device="cpu")
+            self._shard = stored.shard
+            self._bytes_left = max(_MIN_MAPPED_BYTES, stored.shard.stat().st_size // _MAPPINGS)
+        self._bytes_left -= stored.num_bytes
         tensor: torch.Tensor = self._open.get_tensor(name)
         return tensor
 

@@ -19,10 +19,10 @@ _TINY: Mapping[str, Any] = {
     "num_experts_per_token": 4,
     "num_shared_experts": 2,
     "moe_intermediate_size": 128,
-    "max_position_embeddings": 8192,
     "linear_attn_config.num_heads": 4,
 }
 _TINY_K3: Mapping[str, Any] = {
+    "max_position_embeddings": 8192,
     "q_lora_rank": 128,
     "routed_expert_hidden_size": 128,
     "attn_res_block_size": 2,
@@ -61,7 +61,7 @@ def tiny_config(
             values["routed_expert_hidden_size"] = 1024
     else:
         config = published_config("kimi_linear_48b")
-        values = {**_TINY, **wide}
+        values = {**_TINY, "model_max_length": 8192, **wide}
     text = config.get("text_config", config)
     _apply(text, {**values, "vocab_size": vocab_size, **(changes or {})})
     _list_layers(text, changes or {})

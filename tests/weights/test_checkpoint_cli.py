@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from tercel.cli import main
+from tercel.cli.progress import loading_bar
 from tercel.runtime.tokenizer import Tokenizer
 
 
@@ -104,3 +105,9 @@ def test_errors(capsys, tmp_path, monkeypatch, arguments, code, message):
 def test_help_imports_no_command(capsys):
     code, text, _ = run(capsys, "--help")
     assert code == 0 and "checkpoint" in text
+
+
+def test_loading_bar_is_silent_without_a_terminal(capsys):
+    with loading_bar() as progress:
+        progress(1, 2)
+    assert capsys.readouterr() == ("", "")

@@ -6,7 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -91,7 +90,9 @@ def encoded_rows(
             yield ids, weights
 
 
-def batches(model_dir: Path, gsm8k: Path, shape: Shape, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(
+    model_dir: Path, gsm8k: Path, shape: Shape, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless batches: ids int16 [rows, length + 1] and weights fp16 of the same shape.
 
     A row holds one conversation, from the zero state that a request starts from. What is left of

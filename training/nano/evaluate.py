@@ -1,6 +1,6 @@
 """Measures a nano checkpoint: exact match on fresh problems, and perplexity on GSM8K.
 
-    python -m training.nano.evaluate --model checkpoints/nano --gsm8k test.jsonl
+python -m training.nano.evaluate --model checkpoints/nano --gsm8k test.jsonl
 """
 
 import argparse
@@ -76,7 +76,10 @@ def greedy(
 
 @torch.inference_mode()
 def teacher_forced(
-    model: Function, conversations: Sequence[Conversation], tokenizer: Tokenizer, device: torch.device
+    model: Function,
+    conversations: Sequence[Conversation],
+    tokenizer: Tokenizer,
+    device: torch.device,
 ) -> tuple[float, float]:
     """Share of conversations whose every assistant token is the argmax, and their perplexity.
 
@@ -140,9 +143,7 @@ def evaluate(
     tools = list(islice(generate(SEED, tool_share=1.0), count))
     figures: dict[str, Any] = {"problems": count}
     figures["exact_match"], wrong = exact_match(fast, trained, tokenizer, device)
-    figures["held_out_exact_match"], wrong_held_out = exact_match(
-        fast, held_out, tokenizer, device
-    )
+    figures["held_out_exact_match"], wrong_held_out = exact_match(fast, held_out, tokenizer, device)
     figures["wrong_by_template"] = Counter(item["template"] for item in wrong)
     figures["held_out_wrong_by_template"] = Counter(item["template"] for item in wrong_held_out)
     default = {"thinking": True, "effort": "max"}

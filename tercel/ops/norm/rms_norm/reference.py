@@ -2,8 +2,10 @@
 
 import torch
 
+from tercel.ops._lib.dtypes import wide
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    rows = wide(x)
+    normed = rows * torch.rsqrt(rows.square().mean(-1, keepdim=True) + eps)
     return normed.to(x.dtype) * weight

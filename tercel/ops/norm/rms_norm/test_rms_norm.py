@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from tercel.contract.check import check_cell, check_control, check_refusal, check_replay
+from tercel.contract.check import (
+    check_cell,
+    check_control,
+    check_meta,
+    check_refusal,
+    check_replay,
+    check_roundings,
+)
 from tercel.ops.norm.rms_norm import CONTRACT, rms_norm
 
 CELL = CONTRACT.cells[0]
@@ -11,6 +18,14 @@ CELL = CONTRACT.cells[0]
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
 def test_cells(cell, dtype):
     check_cell(rms_norm, cell, rms_norm.portable.name, dtype=dtype)
+
+
+def test_two_roundings():
+    check_roundings(rms_norm, CELL, rms_norm.portable.name)
+
+
+def test_meta():
+    check_meta(rms_norm, CELL, rms_norm.portable.name)
 
 
 def test_replay():
