@@ -54,7 +54,7 @@ class Core:
         self._deadline: float | None = None
 
     def run(self) -> None:
-        send(self._socket, Ready(self._engine.limits, self._engine.stats()))
+        send(self._socket, Ready(self._engine.limits))
         while self._deadline is None or self._is_draining():
             # With nothing to do the next message is waited for.
             while self._socket.poll(0 if self._engine.has_work or self._deadline else None):
