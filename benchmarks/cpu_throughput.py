@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,7 +103,7 @@ def prompts_of(model: Path, count: int) -> list[list[int]]:
     tokenizer = Tokenizer.load(model)
     encoded = [
         encode(tokenizer, render([{"role": "user", "content": problem.question}]))
-        for problem in generate(seed=11, count=count)
+        for problem in islice(generate(seed=11), count)
     ]
     length = min(len(ids) for ids in encoded)
     return [ids[-length:] for ids in encoded]

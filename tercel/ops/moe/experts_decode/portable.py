@@ -1,0 +1,42 @@
+"""Gathers the chosen experts while the slots are fewer than the experts, else runs them all.
+
+Row vectors stand on the left of every batched product: with the matrix on the left a CPU's batched
+matrix-vector product is several times slower.
+"""
+
+import torch
+
+from tercel.ops._lib.experts import activate, combine, local_experts, pack
+
+
+def experts_decode(
+    z: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor | None,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor | None,
+    *,
+    first_expert: int,
+    activation: str,
+    beta: float | None,
+    linear_beta: float | None,
+) -> torch.Tensor:
+    w13, _, w2, _ = pack(w13, w13_scale, w2, w2_scale, dtype=z.dtype)
+    tokens, slots = ids.shape
+    experts, latent, width = w2.shape
+    index, shares = local_experts(ids, weights, first_expert, experts)
+    if tokens * slots <= experts:
+        flat = index.view(-1)
+        chosen = w13.index_select(0, flat).view(tokens, slots * 2 * width, latent)
+        hidden = torch.bmm(z.unsqueeze(1), chosen.mT).view(tokens * slots, 1, 2 * width)
+        activated = activate(hidden, activation, beta, linear_beta)
+        outputs = torch.bmm(activated, w2.index_select(0, flat).mT)
+    else:
+        hidden = torch.mm(z, w13.view(-1, latent).t()).view(tokens, experts, 2 * width)
+        activated = activate(hidden, activation, beta, linear_beta)
+        every = torch.bmm(activated.transpose(0, 1), w2.mT).view(-1, latent)
+        row = torch.arange(tokens, device=z.device).unsqueeze(1)
+        outputs = every.index_select(0, (index * tokens).add_(row).view(-1))
+    return combine(outputs.view(tokens, slots, latent), shares)
