@@ -71,8 +71,8 @@ class Core:
             case Submit():
                 self._submit(message)
             case Abort(request_id):
-                last = self._engine.abort(request_id)
-                send(self._socket, Outputs([] if last is None else [last]))
+                if last := self._engine.abort(request_id):
+                    send(self._socket, Outputs([last]))
             case AskStats():
                 send(self._socket, StatsReply(self._engine.stats()))
             case Shutdown(drain_s):

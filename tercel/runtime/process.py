@@ -107,7 +107,7 @@ class EngineClient:
     def generate(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
     ) -> AsyncGenerator[RequestOutput]:
-        """The outputs of one request. Closing the iterator early aborts the request.
+        """The outputs of one request. Closing the generator early aborts the request.
 
         Raises:
             RequestError: at once, for what the limits refuse or an id in use.
