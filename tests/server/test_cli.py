@@ -185,6 +185,38 @@ def test_chat_json(
     assert all(turn["tokens_per_s"] > 0 and turn["ttft_s"] >= 0 for turn in turns)
 
 
+def test_chat_in_a_terminal(
+    llm: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C stops one answer, an error leaves the conversation, the end of input ends it."""
+    interrupts = [KeyboardInterrupt()]
+
+    def reply(prompt: str) -> list[Segment]:
+        if "stop" in prompt and interrupts:
+            raise interrupts.pop()
+        return echo(prompt)
+
+    lines = iter(["one", "stop", "x" * 5000, "two"])
+
+    def read(prompt: str) -> str:
+        line = next(lines, None)
+        if line is None:
+            raise EOFError
+        return line
+
+    llm(reply)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", read)
+    assert main(["chat", "nano"]) == 0
+    captured = capsys.readouterr()
+    assert "answer: 1: one" in captured.out
+    assert "stopped" in captured.out
+    assert captured.err.startswith("error: prompt: ")
+    assert "answer: 2: two" in captured.out
+
+
 def test_gate_accuracy(llm: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     problems = {problem.question: problem.answer for problem in islice(generate(5), 4)}
     wrong = next(iter(problems))
