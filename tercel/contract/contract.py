@@ -101,12 +101,22 @@ class Tolerance:
     """RMS of the error over RMS of the reference, in ulps of one."""
     why: str
     """How the two follow from the op's sums and roundings."""
-    fp32_ulps: float = 0.0
-    """Allowed besides, of both kinds, in ulps of fp32: what long sums inside the op lose in
-    any order. It matters in fp32 and vanishes next to a rounding to bf16."""
     unit: str = "result"
     """Whose rounding step is the ulp: `result`, or `act` where a wider result, such as an fp32
     state, is computed from values that were rounded to activations."""
+    fp32_element_ulps: float = 0.0
+    """What sums and functions in fp32 add to element_ulps, in steps of fp32: the larger part of
+    the tolerance in fp32, and next to nothing in bf16."""
+    fp32_rms_ulps: float = 0.0
+    """The same for rms_ulps."""
+
+    def allowed(self, unit: torch.dtype) -> tuple[float, float]:
+        """Element and RMS limits in ulps of `unit`."""
+        ratio = torch.finfo(torch.float32).eps / torch.finfo(unit).eps
+        return (
+            self.element_ulps + self.fp32_element_ulps * ratio,
+            self.rms_ulps + self.fp32_rms_ulps * ratio,
+        )
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 import torch
 
 from tercel.contract.contract import Cell, InputMaker
-from tercel.ops._lib.pools import draw_pool
+from tercel.errors import ContractError
+from tercel.ops._lib.pools import check_slots, draw_pool
 
 
 def draw_gate(make: InputMaker, heads: int, width: int) -> dict[str, torch.Tensor]:
@@ -34,7 +35,7 @@ def draw_layer(cell: Cell, make: InputMaker, tokens: int) -> dict[str, torch.Ten
 def draw_state(
     cell: Cell, make: InputMaker, slots: torch.Tensor, window_rows: int
 ) -> dict[str, torch.Tensor]:
-    """Pools whose `slots` hold a state and the first `window_rows` of a window, poison elsewhere."""
+    """Pools whose `slots` hold a state and the first rows of a window; poison elsewhere."""
     heads, k_dim, v_dim, rows = cell["H"], cell["K"], cell["V"], slots.shape[0]
     windows = make.poison(rows, cell["S"], heads * (2 * k_dim + v_dim))
     windows[:, :window_rows] = make.normal(rows, window_rows, windows.shape[2])
@@ -43,3 +44,38 @@ def draw_state(
         "conv": draw_pool(make, cell["SLOTS"], slots, windows, "act"),
         "recurrent": draw_pool(make, cell["SLOTS"], slots, states, "f32"),
     }
+
+
+def draw_pending(make: InputMaker, rows: int, most: int) -> torch.Tensor:
+    """[rows] accepted drafts, 0 .. most; the first row has all of them."""
+    pending = make.integers(rows, low=0, high=most + 1)
+    pending[0] = most
+    return pending
+
+
+def draw_records(
+    cell: Cell, make: InputMaker, slots: torch.Tensor, pending: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Records of each slot's pending drafts, poison behind them and in other slots."""
+    rows, drafts, heads, k_dim, v_dim = (cell[axis] for axis in ("R", "D", "H", "K", "V"))
+    k = make.normal(rows, drafts, heads, k_dim, dtype="f32")
+    records = {
+        "draft_k": k / k.norm(dim=-1, keepdim=True),
+        "draft_v": make.normal(rows, drafts, heads, v_dim),
+        "draft_g": make.uniform(rows, drafts, heads, k_dim, low=-5.0, high=0.0, dtype="f32"),
+        "draft_beta": make.uniform(rows, drafts, heads, low=0.0, high=1.0, dtype="f32"),
+    }
+    for row, count in enumerate(pending.tolist()):
+        for record in records.values():
+            record[row, count:] = torch.nan
+    return {
+        name: draw_pool(make, cell["SLOTS"], slots, record, "act" if name == "draft_v" else "f32")
+        for name, record in records.items()
+    }
+
+
+def check_pending(slots: torch.Tensor, pending: torch.Tensor, *, count: int, drafts: int) -> None:
+    """Raises ContractError for slots or accepted drafts that a pool of `count` does not have."""
+    check_slots(slots, count)
+    if not all(0 <= value <= drafts for value in pending.tolist()):
+        raise ContractError(f"pending: {pending.tolist()} is not within 0 .. {drafts}")

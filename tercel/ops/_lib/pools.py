@@ -27,25 +27,35 @@ def draw_pool(
     return pool
 
 
-def draw_block_table(
-    make: InputMaker, tokens: Sequence[int], page_size: int, pages: int
-) -> torch.Tensor:
-    """[rows, longest] pages that hold `tokens[r]` each, scattered over the pool, sink elsewhere."""
-    counts = [-(-length // page_size) for length in tokens]
-    free = iter(make.choice(sum(counts), low=1, high=pages).tolist())
-    longest = max(counts)
-    rows = [[next(free) for _ in range(n)] + [0] * (longest - n) for n in counts]
-    return torch.tensor(rows, dtype=torch.int64)
+def draw_pages(
+    make: InputMaker, lengths: Sequence[int], pages: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`pages` [PAGES, PS, E] where rows of `lengths` tokens hold a value and all else is poison,
+    and their block table [rows, longest], pages in random order, the sink behind a row's end."""
+    counts = [-(-length // pages.shape[1]) for length in lengths]
+    free = make.choice(sum(counts), low=1, high=pages.shape[0]).split(counts)
+    table = torch.nn.utils.rnn.pad_sequence(free, batch_first=True)
+    pool = make.poison(*pages.shape)
+    for row, length in enumerate(lengths):
+        where = positions(table[row], pages.shape[1])[:length]
+        pool.flatten(0, 1)[where] = pages.flatten(0, 1)[where]
+    return pool, table
 
 
-def check_slots(slots: torch.Tensor, count: int) -> None:
-    """Raises ContractError unless slots are 0 .. count - 1 and only the sink occurs twice."""
+def positions(table: torch.Tensor, page_size: int) -> torch.Tensor:
+    """[PG] page ids -> [PG * page_size] indices into pages that are laid end to end."""
+    offsets = torch.arange(page_size, device=table.device)
+    return (table.unsqueeze(-1) * page_size + offsets).flatten()
+
+
+def check_slots(slots: torch.Tensor, count: int, name: str = "slots") -> None:
+    """Raises ContractError unless indices are 0 .. count - 1 and only the sink occurs twice."""
     values = slots.tolist()
     live = [slot for slot in values if slot]
     if len(set(live)) != len(live):
-        raise ContractError(f"slots: {values} names one slot for two rows; give each row its own")
+        raise ContractError(f"{name}: {values} holds one index twice; give each its own")
     if not all(0 <= slot < count for slot in values):
-        raise ContractError(f"slots: {values} leaves the pool of {count}")
+        raise ContractError(f"{name}: {values} leaves the pool of {count}")
 
 
 def check_cu_seqlens(cu_seqlens: Sequence[int]) -> None:

@@ -48,7 +48,8 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         element_ulps=1.25,
         rms_ulps=0.6,
-        fp32_ulps=6,
+        fp32_element_ulps=6,
+        fp32_rms_ulps=6,
         why="one rounding of half an ulp; in fp32 two divisions, tanh, sigmoid and the products",
     ),
 )

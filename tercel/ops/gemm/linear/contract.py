@@ -22,7 +22,8 @@ ARGS: Mapping[str, Arg | Value] = {
 TOLERANCE = Tolerance(
     element_ulps=1.5,
     rms_ulps=0.75,
-    fp32_ulps=40,
+    fp32_element_ulps=40,
+    fp32_rms_ulps=40,
     why="one rounding of half an ulp, a second in gated columns; fp32 sums of up to 7168 terms, "
     "in any order",
 )

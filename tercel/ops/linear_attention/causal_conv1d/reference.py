@@ -30,9 +30,9 @@ def causal_conv1d(
 
 
 def convolve(rows: torch.Tensor, taps: torch.Tensor) -> torch.Tensor:
-    """[W - 1 + L, C] raw rows and [W, C] taps -> [L, C] in the dtype of taps."""
-    count = rows.shape[0] - taps.shape[0] + 1
-    total = rows[:count] * taps[0]
+    """[..., W - 1 + L, C] raw rows and [W, C] taps -> [..., L, C] in the dtype of taps."""
+    count = rows.shape[-2] - taps.shape[0] + 1
+    total = rows.narrow(-2, 0, count) * taps[0]
     for tap in range(1, taps.shape[0]):
-        total.addcmul_(rows[tap : tap + count], taps[tap])
+        total.addcmul_(rows.narrow(-2, tap, count), taps[tap])
     return F.silu(total)

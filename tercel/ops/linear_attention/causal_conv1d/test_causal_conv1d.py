@@ -34,7 +34,7 @@ def test_replay():
     [
         (lambda a: a.update(state=a["state"][:, :2].contiguous()), "S >= W - 1"),
         (lambda a: a.update(fresh=a["fresh"][1:]), "fresh"),
-        (lambda a: a.update(cu_seqlens=a["cu_seqlens"][:-1] + (99,)), "cu_seqlens"),
+        (lambda a: a.update(cu_seqlens=(*a["cu_seqlens"][:-1], 99)), "cu_seqlens"),
         (lambda a: a.update(weight=a["weight"].bfloat16()), "weight"),
         (lambda a: a.update(slots=a["slots"].int()), "slots"),
         (lambda a: a.update(state=a["state"].transpose(1, 2).contiguous()), "axis"),
