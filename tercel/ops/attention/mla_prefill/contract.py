@@ -94,7 +94,7 @@ CONTRACT = Contract(
         "PAGES": "pages of the pool; page 0 is the sink",
     },
     args={
-        "q": Arg("T H K+E-L"),
+        "q": Arg("T H K+E-L", layout="rows"),
         "pages": Arg("PAGES PS E"),
         "block_table": Arg("N PG", "i64"),
         "w_k": Arg("H K L", layout="any"),
