@@ -1,8 +1,11 @@
 """What an op promises, as data: arguments, results, cost, cells, tolerance, hazards."""
 
+import functools
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -100,11 +103,22 @@ class Tolerance:
     """RMS of the error over RMS of the reference, in ulps of one."""
     why: str
     """How the two follow from the op's sums and roundings."""
-    fp32_ulps: float = 0.0
-    """Allowed besides, of both kinds, in ulps of fp32: what long sums inside the op lose in
-    any order. It matters in fp32 and vanishes next to a rounding to bf16."""
     unit: str = "result"
-    """Whose rounding step an ulp is: `result`, or `act` for f32 results that hold values of act."""
+    """Whose rounding step is the ulp: `result`, or `act` where a wider result, such as an fp32
+    state, is computed from values that were rounded to activations."""
+    fp32_element_ulps: float = 0.0
+    """What sums and functions in fp32 add to element_ulps, in steps of fp32: the larger part of
+    the tolerance in fp32, and next to nothing in bf16."""
+    fp32_rms_ulps: float = 0.0
+    """The same for rms_ulps."""
+
+    def allowed(self, unit: torch.dtype) -> tuple[float, float]:
+        """Element and RMS limits in ulps of `unit`."""
+        ratio = torch.finfo(torch.float32).eps / torch.finfo(unit).eps
+        return (
+            self.element_ulps + self.fp32_element_ulps * ratio,
+            self.rms_ulps + self.fp32_rms_ulps * ratio,
+        )
 
 
 @dataclass(frozen=True)
@@ -162,16 +176,17 @@ class Contract:
     valid: Callable[..., None] | None = None
     """Raises ContractError for arguments that the op would accept and answer wrongly. Tests run
     it before every cell; it is never on the hot path and may read tensors."""
-    admits: Callable[..., str | None] = field(default=lambda **arguments: None)
-    """Why a call is refused although its shapes fit, from metadata and host values alone."""
-    at_most: Mapping[str, int] = field(default_factory=dict)
-    """Largest sizes of axes; a larger one is refused."""
     weights: tuple[str, ...] = ()
     """Arguments that an implementation may want packed, in the order its `pack` takes them."""
     hazards: tuple[Hazard, ...] = ()
     state: StateSpec | None = None
+    keep: tuple[str, ...] = ()
+    """Arguments that stay the same along a sequence of calls, such as the slots of the rows."""
     axes: Mapping[str, str] = field(default_factory=dict)
     """What the axis names mean."""
+    where: tuple[str, ...] = ()
+    """Conditions on axis sizes and host values that every call is checked for, in this order, such
+    as "S >= W - 1". One that names an absent optional argument's axis holds."""
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -195,20 +210,18 @@ class Contract:
                     raise ContractError(f"{name}: missing; pass a tensor [{spec.shape}]")
             else:
                 _check_tensor(name, spec, value, sizes, pending)
+        names = ChainMap(sizes, arguments)  # type: ignore[arg-type]
         for name, expression, actual in pending:
             _solve(expression, actual, sizes)
-            expected = _evaluate(expression, sizes)
+            expected = _evaluate(expression, names)
             if expected is not None and expected != actual:
                 raise ContractError(
                     f"{name}: axis {expression} is {actual}, expected {expected} "
-                    f"from {_describe(sizes)}"
+                    f"from {_describe(expression, names)}"
                 )
-        for axis, limit in self.at_most.items():
-            if sizes.get(axis, 0) > limit:
-                raise ContractError(f"axis {axis} is {sizes[axis]}, at most {limit} is served")
-        refusal = self.admits(**arguments)
-        if refusal is not None:
-            raise ContractError(refusal)
+        for condition in self.where:
+            if _evaluate(condition, names) == 0:
+                raise ContractError(f"needs {condition}; got {_describe(condition, names)}")
         return sizes
 
     def shape_only(self, arguments: Mapping[str, Any]) -> Any:
@@ -278,15 +291,20 @@ def _check_dtype(name: str, spec: Arg, value: torch.Tensor, sizes: dict[str, int
     raise ContractError(f"{name}: dtype {value.dtype} is not {spec.dtype}{act}")
 
 
-def _evaluate(axis: str, sizes: Mapping[str, int]) -> int | None:
-    """The size of an axis expression; None where a name is unbound. Axis strings are source code
-    of a contract, never input."""
-    if axis.isdigit():
-        return int(axis)
+def _evaluate(expression: str, names: Mapping[str, Any]) -> int | None:
+    """The value of an axis expression or condition; None where a name is unbound. Expressions are
+    source code of a contract, never input."""
+    if expression.isdigit():
+        return int(expression)
     try:
-        return int(eval(axis, {"__builtins__": {}}, dict(sizes)))
+        return int(eval(_compiled(expression), {"__builtins__": {}, "len": len}, dict(names)))
     except NameError:
         return None
+
+
+@functools.cache
+def _compiled(expression: str) -> CodeType:
+    return compile(expression, f"<{expression}>", "eval")
 
 
 def _solve(axis: str, actual: int, sizes: dict[str, int]) -> None:
@@ -319,5 +337,10 @@ def _result_dtype(
     return _activation(args, arguments) if spec.dtype == "act" else DTYPES[spec.dtype]
 
 
-def _describe(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}={size}" for name, size in sizes.items() if name != "_act")
+def _describe(expression: str, names: Mapping[str, Any]) -> str:
+    """The host values that `expression` names."""
+    used = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", expression))
+    values = {name: names[name] for name in used if name in names}
+    return ", ".join(
+        f"{name}={value}" for name, value in values.items() if not isinstance(value, torch.Tensor)
+    )

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-SINK = 0
-
 
 @dataclass(frozen=True)
 class LatentCache:
@@ -21,20 +19,27 @@ class LatentCache:
 
 @dataclass(frozen=True)
 class KdaCache:
-    """The state of one KDA layer for every slot."""
+    """The state of one KDA layer for every slot; D is the most drafts a step may verify.
+
+    After a step of a row with drafts the recurrent state and the first W - 1 rows of the window
+    are those after the row's first token. The next verify, or kda_commit, folds the drafts that
+    were accepted (a count that the host knows); until then the state lags behind by that many.
+    """
 
     conv: torch.Tensor
-    """[slots, 3P, W - 1 + max_draft] raw rows of q|k|v before the convolution, oldest first."""
+    """[slots, W - 1 + D, 3P] activations: raw rows of q|k|v before the convolution, oldest first:
+    the W - 1 up to and including the latest step's first token, then that step's drafts. Time
+    before channels, so that a window is whole rows wherever it starts."""
     recurrent: torch.Tensor
-    """[slots, H, V, K] fp32: after the first row of the latest step."""
+    """[slots, H, V, K] fp32."""
     draft_k: torch.Tensor
-    """[slots, max_draft, H, K] normalised keys of the drafts that wait for acceptance."""
+    """[slots, D, H, K] fp32 (or activations, rounded once more): normalised keys of the drafts."""
     draft_v: torch.Tensor
-    """[slots, max_draft, H, V]."""
+    """[slots, D, H, V] activations: values after the convolution."""
     draft_g: torch.Tensor
-    """[slots, max_draft, H, K] fp32 log decays."""
+    """[slots, D, H, K] fp32 log decays."""
     draft_beta: torch.Tensor
-    """[slots, max_draft, H] fp32."""
+    """[slots, D, H] fp32."""
 
 
 @dataclass(frozen=True)

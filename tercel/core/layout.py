@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 
 from tercel.core.model import ModelConfig
 from tercel.errors import ConfigError
@@ -9,6 +10,17 @@ from tercel.errors import ConfigError
 _NAME = re.compile(
     r"^(?:tp(?P<tp>\d+))(?:_moetp(?P<moe_tp>\d+)ep(?P<moe_ep>\d+))?(?:_pp(?P<pp>\d+))?$"
 )
+
+
+class Axis(StrEnum):
+    """What a layout divides. Parts are equal, contiguous and in rank order."""
+
+    HEADS = "heads"
+    VOCAB = "vocabulary"
+    WIDTH = "width of a dense or shared MLP"
+    LATENT = "latent columns of the up projection"
+    EXPERTS = "experts"
+    EXPERT_WIDTH = "width of a routed expert"
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,30 @@ class Layout:
         if self.moe_tp is None:
             return self.tp // (self.moe_ep or 1), self.moe_ep or 1
         return self.moe_tp, self.moe_ep or self.tp // self.moe_tp
+
+    def part(self, axis: Axis, rank: int) -> tuple[int, int]:
+        """(index, count): `rank` holds part `index` of the `count` equal parts of `axis`.
+
+        Neighbouring ranks hold different experts; ranks moe_ep apart share experts by width.
+        """
+        tp_rank = rank % self.tp
+        moe_tp, moe_ep = self.expert_split
+        if axis is Axis.EXPERTS:
+            return tp_rank % moe_ep, moe_ep
+        if axis is Axis.EXPERT_WIDTH:
+            return tp_rank // moe_ep, moe_tp
+        return tp_rank, self.tp
+
+    def local_range(self, axis: Axis, rank: int, size: int) -> range:
+        """The indices of `rank` among the `size` of `axis`, e.g. its experts."""
+        index, count = self.part(axis, rank)
+        return range(index * size // count, (index + 1) * size // count)
+
+    def stage_layers(self, rank: int, num_layers: int) -> range:
+        """The layers of the pipeline stage of `rank`; earlier stages hold the odd ones."""
+        stage, (each, odd) = rank // self.tp, divmod(num_layers, self.pp)
+        start = stage * each + min(stage, odd)
+        return range(start, start + each + (stage < odd))
 
     @property
     def name(self) -> str:
@@ -104,6 +140,7 @@ class Layout:
             ("vocab_size", model.vocab_size, self.tp, "tp"),
             ("intermediate_size", model.intermediate_size, self.tp, "tp"),
             ("num_experts", model.num_experts, moe_ep, "moe_ep"),
+            ("routed_expert_hidden_size", model.routed_expert_hidden_size or 0, self.tp, "tp"),
             ("shared expert width", model.shared_intermediate_size, self.tp, "tp"),
             ("moe_intermediate_size", model.moe_intermediate_size, moe_tp, "moe_tp"),
         ]

@@ -56,8 +56,18 @@ _INERT = frozenset(
     output_hidden_states return_dict
     vision_config media_placeholder_token_id image_placeholder ignore_index text_config name_or_path
     _name_or_path id2label label2id is_encoder_decoder chunk_size_feed_forward
-    problem_type""".split()
+    problem_type
+    add_cross_attention bad_words_ids begin_suppress_tokens cross_attention_hidden_size
+    decoder_start_token_id diversity_penalty do_sample early_stopping
+    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
+    forced_bos_token_id forced_eos_token_id is_decoder length_penalty max_length min_length
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
+    output_scores prefix pruned_heads remove_invalid_values repetition_penalty
+    return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
+    tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torchscript typical_p
+    use_bfloat16""".split()
 )
+"""Names, defaults of text generation, and what the published files carry without using it."""
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (False,),
     "mla_use_nope": (True,),
@@ -241,8 +251,9 @@ def read_config_json(model_dir: Path) -> dict[str, Any]:
 
 
 def _with_aliases(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Kimi-Linear releases spell two keys differently."""
+    """Kimi-Linear releases spell three keys differently."""
     aliases = {
+        "model_max_length": "max_position_embeddings",
         "num_experts_per_tok": "num_experts_per_token",
         "n_shared_experts": "num_shared_experts",
     }

@@ -15,7 +15,6 @@ BLOCK = 32
 MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Value of a code's low three bits."""
 
-_LARGEST_EXPONENT = 2  # of 6 = 1.5 * 2 ** 2
 _BIAS = 127
 _PAIR = {
     torch.bfloat16: torch.int32,
@@ -46,10 +45,9 @@ def dequantize(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> 
 def quantize(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes [..., K / 2] u8 and scales [..., K / 32] u8 of w [..., K], K a multiple of 32.
 
-    The exponent of a block's scale is floor(log2(largest magnitude)) - 2 (the OCP rule), so that
-    the largest magnitude lands in [4, 8) and saturates at 6; a block of zeros gets the scale 1.
-    Values are rounded to the nearest code, ties to the even one. What MXFP4 holds comes back as it
-    was.
+    A block's scale is the smallest that leaves no magnitude above 6, so that none saturates; a
+    block of zeros gets the scale 1. Values are rounded to the nearest code, ties to the even one.
+    What MXFP4 holds comes back as it was.
 
     Raises:
         ContractError: K is not a multiple of 32, or a value is not finite.
@@ -61,10 +59,10 @@ def quantize(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         blocks = blocks.float()
     if not bool(blocks.isfinite().all()):
         raise ContractError("mxfp4: the weights hold values that are not finite")
-    largest = blocks.abs().amax(-1)
-    # frexp's mantissa lies in [0.5, 1): its exponent is floor(log2) + 1.
-    exponent = torch.frexp(largest).exponent - 1 - _LARGEST_EXPONENT
-    exponent = torch.where(largest == 0, 0, exponent).clamp(-_BIAS, _BIAS)
+    # largest = mantissa * 2 ** exponent with a mantissa in [0.5, 1), and 6 = 0.75 * 2 ** 3.
+    mantissa, exponent = torch.frexp(blocks.abs().amax(-1))
+    exponent = torch.where(mantissa == 0, 0, exponent - 3 + (mantissa > 0.75).int())
+    exponent = exponent.clamp(-_BIAS, _BIAS)
     magnitude = torch.ldexp(blocks.abs(), -exponent[..., None])
     code = torch.bucketize(magnitude, _boundaries(magnitude)).to(torch.uint8)
     code = (code | (blocks.signbit().to(torch.uint8) << 3)).flatten(-2)

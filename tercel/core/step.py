@@ -3,8 +3,13 @@
 Rows are [prefill | verify]: a decode row is a verify row without drafts.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from tercel.core.sampling import GREEDY, RowSampling
+
+SINK = 0
+"""Page and slot of padded rows: they write there and nobody reads it."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +22,13 @@ class Row:
     context_len: int
     """Tokens of this request that the caches hold before the step."""
     slot: int
-    """KDA slot; 0 is the sink and never belongs to a request."""
+    """KDA slot; the sink never belongs to a request."""
     pages: tuple[int, ...]
-    """Page ids that cover context_len + len(tokens) positions; 0 is the sink."""
+    """Page ids that cover context_len + len(tokens) positions."""
     samples: bool = True
     """Whether a next token is drawn after this row: false for all but the last prefill chunk."""
+    sampling: RowSampling = GREEDY
+    """How it is drawn."""
 
     @property
     def num_tokens(self) -> int:
@@ -39,6 +46,10 @@ class StepPlan:
 
     prefill: tuple[Row, ...] = ()
     verify: tuple[Row, ...] = ()
+    fresh_pages: tuple[int, ...] = ()
+    """Pages allotted since the last step, cleared before this one runs: masked attention still
+    multiplies what an earlier owner left, and 0 * NaN is NaN. A slot needs no clearing, since a row
+    with context_len 0 ignores what its slot holds."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -60,6 +71,22 @@ class StepPlan:
     def tokens_per_verify_row(self) -> int:
         """1 + drafts; the same for every verify row of a step."""
         return self.verify[0].num_tokens if self.verify else 0
+
+    @property
+    def draws(self) -> tuple[tuple[Row, int], ...]:
+        """(row, position of the token drawn) for each row of the logits, in their order."""
+        last = [(row, row.seq_len) for row in self.prefill if row.samples]
+        every = [
+            (row, position)
+            for row in self.verify
+            for position in range(row.context_len + 1, row.seq_len + 1)
+        ]
+        return tuple(last + every)
+
+    def padded(self, rows: int) -> "StepPlan":
+        """With verify rows added up to `rows`; those read and write nothing but the sinks."""
+        pad = Row("", (0,) * self.tokens_per_verify_row, context_len=0, slot=SINK, pages=(SINK,))
+        return replace(self, verify=self.verify + (pad,) * (rows - len(self.verify)))
 
 
 class StepClass(StrEnum):

@@ -7,7 +7,7 @@ Source: as gemm/linear.
 """
 
 from tercel.contract import Arg, Cell, Contract, Hazard
-from tercel.ops.gemm.linear.contract import ARGS, TOLERANCE, admits, cost, inputs
+from tercel.ops.gemm.linear.contract import ARGS, TOLERANCE, WHERE, cost, inputs
 
 MAX_ROWS = 64
 
@@ -17,8 +17,7 @@ CONTRACT = Contract(
     returns={"y": Arg("T M")},
     cost=cost,
     inputs=inputs,
-    admits=admits,
-    at_most={"T": MAX_ROWS},
+    where=(*WHERE, f"T <= {MAX_ROWS}"),
     cells=(
         Cell("nano projection", ("tp1",), T=1, K=256, M=512),
         Cell("nano projection with gate", ("tp1",), T=8, K=256, M=1216, sigmoid_from=704),

@@ -40,7 +40,8 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         element_ulps=0,
         rms_ulps=0,
-        fp32_ulps=40,
+        fp32_element_ulps=40,
+        fp32_rms_ulps=40,
         why="fp32 sums of up to 7168 terms, in any order; products of two bf16 values are exact",
     ),
 )

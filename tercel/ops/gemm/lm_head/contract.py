@@ -42,7 +42,8 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         element_ulps=1.25,
         rms_ulps=0.6,
-        fp32_ulps=40,
+        fp32_element_ulps=40,
+        fp32_rms_ulps=40,
         unit="act",
         why="one rounding of half an ulp to act; fp32 sums of up to 7168 terms, in any order",
     ),

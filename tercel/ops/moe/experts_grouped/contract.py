@@ -44,7 +44,8 @@ WEIGHTS = ("w13", "w13_scale", "w2", "w2_scale")
 TOLERANCE = Tolerance(
     element_ulps=4,
     rms_ulps=1.5,
-    fp32_ulps=40,
+    fp32_element_ulps=40,
+    fp32_rms_ulps=40,
     why="four roundings of half an ulp in a row (FC1, activation, FC2, result), each of which the "
     "next product averages; in fp32 sums of up to L and I terms and the activation's functions, "
     "whose errors a second sum may cancel against",
@@ -92,20 +93,6 @@ def _weights(cell: Cell, make: InputMaker) -> dict[str, Any]:
     }
 
 
-def admits(**arguments: Any) -> str | None:
-    for name in ("w13", "w2"):
-        quantized = arguments[name].dtype == torch.uint8
-        if quantized != (arguments[f"{name}_scale"] is not None):
-            return f"{name}_scale: goes with u8 codes of {name}, and only with them"
-    if arguments["w13"].dtype != arguments["w2"].dtype:
-        return "w2: must be stored as w13 is, both MXFP4 or both act"
-    if arguments["activation"] not in ("situ", "silu"):
-        return f"activation: {arguments['activation']!r} is not known; use situ or silu"
-    if arguments["activation"] == "situ" and not arguments["beta"]:
-        return "beta: situ needs a positive bound"
-    return None
-
-
 def valid(*, ids: torch.Tensor, **_: Any) -> None:
     ordered = ids.sort(dim=1).values
     if bool((ordered < 0).any()):
@@ -123,13 +110,21 @@ def cost(sizes: Mapping[str, int]) -> Cost:
     return Cost(bytes=read + moved, flops=6 * slots * sizes["I"] * sizes["L"])
 
 
+WHERE = (
+    "(w13_scale is None) == w13.is_floating_point()",
+    "(w2_scale is None) == w2.is_floating_point()",
+    "w13.dtype == w2.dtype",
+    "activation in ('situ', 'silu')",
+    "activation == 'silu' or (beta is not None and beta > 0)",
+)
+
 CONTRACT = Contract(
     axes=AXES,
     args=ARGS,
     returns={"y": Arg("T L")},
     cost=cost,
     inputs=inputs,
-    admits=admits,
+    where=WHERE,
     valid=valid,
     weights=WEIGHTS,
     cells=(

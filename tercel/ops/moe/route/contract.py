@@ -11,8 +11,6 @@ Source: Kimi K3 modeling_kimi_linear.py, the MoE gate (noaux_tc with one group).
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
 from tercel.contract.contract import InputMaker
 
@@ -25,12 +23,6 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "scaling": cell.get("scaling", 1.0),
         "renormalize": cell.get("renormalize", True),
     }
-
-
-def admits(*, logits: torch.Tensor, top_k: int, **_: Any) -> str | None:
-    if 1 <= top_k <= logits.shape[1]:
-        return None
-    return f"top_k: {top_k} is outside 1..{logits.shape[1]}, the number of experts"
 
 
 def cost(sizes: Mapping[str, int]) -> Cost:
@@ -50,7 +42,7 @@ CONTRACT = Contract(
     returns={"ids": Arg("T top_k", "i64"), "weights": Arg("T top_k", "f32")},
     cost=cost,
     inputs=inputs,
-    admits=admits,
+    where=("1 <= top_k <= E",),
     cells=(
         Cell("nano decode", ("tp1",), T=1, E=16, top_k=4),
         Cell("nano batch", ("tp1",), T=8, E=16, top_k=4),

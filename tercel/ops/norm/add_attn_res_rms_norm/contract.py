@@ -36,7 +36,8 @@ def cost(sizes: Mapping[str, int]) -> Cost:
 NEXT = Tolerance(
     element_ulps=3,
     rms_ulps=1.5,
-    fp32_ulps=40,
+    fp32_element_ulps=40,
+    fp32_rms_ulps=40,
     why="up to four roundings of half an ulp: updated, mixture, normalised row, product; fp32 "
     "scores as in attn_res",
 )

@@ -51,7 +51,8 @@ CONTRACT = Contract(
         "normed": Tolerance(
             element_ulps=2.5,
             rms_ulps=1.25,
-            fp32_ulps=2,
+            fp32_element_ulps=2,
+            fp32_rms_ulps=2,
             why="three roundings of half an ulp: sum, normalised row, product; in fp32 also the "
             "mean and the root",
         ),

@@ -69,7 +69,8 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         element_ulps=1.5,
         rms_ulps=0.75,
-        fp32_ulps=40,
+        fp32_element_ulps=40,
+        fp32_rms_ulps=40,
         why="one rounding of half an ulp, doubled where a row's largest element sits just above a "
         "power of two; fp32 scores are sums of up to 7168 terms, and their error moves the shares",
     ),

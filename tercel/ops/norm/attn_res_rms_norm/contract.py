@@ -53,7 +53,8 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         element_ulps=2.5,
         rms_ulps=1.25,
-        fp32_ulps=40,
+        fp32_element_ulps=40,
+        fp32_rms_ulps=40,
         why="three roundings of half an ulp: mixture, normalised row, product; fp32 scores as in "
         "attn_res",
     ),

@@ -65,7 +65,8 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         element_ulps=2.5,
         rms_ulps=1,
-        fp32_ulps=2,
+        fp32_element_ulps=2,
+        fp32_rms_ulps=2,
         why="normed as rms_norm: two roundings and an fp32 sum; the copies are exact",
     ),
 )

@@ -50,7 +50,8 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         element_ulps=1.25,
         rms_ulps=0.6,
-        fp32_ulps=4,
+        fp32_element_ulps=4,
+        fp32_rms_ulps=4,
         why="one rounding of half an ulp; in fp32 each of the norm, the weight, the sigmoid and "
         "the product rounds once more",
     ),

@@ -74,10 +74,6 @@ def valid(
             raise ContractError(problem)
 
 
-def admits(*, stream: int, **_: Any) -> str | None:
-    return None if 0 <= stream < 1 << 32 else f"stream: {stream} is outside 0..2**32 - 1"
-
-
 def cost(sizes: Mapping[str, int]) -> Cost:
     rows, vocabulary = sizes["S"], sizes["V"]
     return Cost(bytes=4 * rows * vocabulary + 45 * rows, flops=4 * rows * vocabulary)
@@ -101,7 +97,7 @@ CONTRACT = Contract(
     cost=cost,
     inputs=inputs,
     valid=valid,
-    admits=admits,
+    where=("0 <= stream < 1 << 32",),
     cells=(
         Cell("nano, greedy", ("tp1",), S=1, V=1280, kind="greedy"),
         Cell("nano, a batch of greedy and drawn rows", ("tp1",), S=8, V=1280, kind="plain"),
