@@ -1,7 +1,4 @@
-"""Every exception that a user of Tercel can meet.
-
-Each message names the field, the value and the fix.
-"""
+"""Every user-facing exception. A message names the field, the value and the fix."""
 
 
 class TercelError(Exception):
@@ -9,15 +6,15 @@ class TercelError(Exception):
 
 
 class ConfigError(TercelError, ValueError):
-    """A configuration that cannot be run."""
+    """A configuration that cannot run: unknown keys, uneven sizes, what is not built."""
 
 
 class CheckpointError(TercelError):
-    """A checkpoint that is missing, damaged or not understood."""
+    """A model directory that cannot be loaded; the message lists every problem found."""
 
 
 class RequestError(TercelError, ValueError):
-    """A request that cannot be served; the server answers HTTP 400."""
+    """One request is wrong; the engine goes on. `field` names the offending request field."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -25,8 +22,16 @@ class RequestError(TercelError, ValueError):
 
 
 class ContractError(TercelError, ValueError):
-    """A call outside an op's contract; raised before any launch."""
+    """An op was called outside its contract; raised before anything is launched."""
+
+
+class CheckFailed(TercelError, AssertionError):
+    """A certification check found an op that does not keep its contract."""
+
+
+class NoTarget(TercelError):
+    """`require` found no admissible target; the message is the routing trace."""
 
 
 class EngineError(TercelError, RuntimeError):
-    """The engine cannot go on with a request or at all."""
+    """The engine cannot go on: it died, or it was asked for work after its shutdown."""

@@ -26,12 +26,12 @@ gate, direct queries, no MLA gate, experts on the hidden width, SwiGLU, and no s
 turns attention residuals into an ordinary pre-norm residual stream.
 
 Shapes: B batch, T tokens, H heads, K and V key and value channels, E experts, I expert width, L
-latent width, N = B*T rows. Activations have the parameters' dtype. What the official model computes
-in fp32 (norms, router, softmax, gates, recurrence, expert sum) is "wide" here: fp32, or fp64 when
-the activations are, so that an fp32 or fp64 model never rounds in between.
+latent width, N = B*T rows. Activations have the parameters' dtype. "Wide" is fp32, or fp64 for fp64
+activations: the official precision of norms, router, softmax, gates, recurrence and expert sum. So
+an fp32 or fp64 model never rounds in between.
 
-Source: moonshotai/Kimi-K3 and moonshotai/Kimi-Linear-48B-A3B-Instruct, their config.json and
-modeling files; Kimi Linear, arXiv 2510.26692 (KDA); flash-linear-attention (the KDA gate).
+Source: configuration and modeling files of moonshotai/Kimi-K3 and Kimi-Linear-48B-A3B-Instruct;
+arXiv 2510.26692 (Kimi Linear); flash-linear-attention (the KDA gate).
 """
 
 from collections.abc import Callable, Mapping
@@ -198,7 +198,7 @@ def attention_residual(
 
 
 class MultiHeadLatentAttention(nn.Module):
-    """Causal attention whose keys and values are expanded from one normalised latent per token."""
+    """Causal attention over keys and values expanded from one normalised latent per token."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -363,9 +363,8 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, hidden] -> ids [N, k] int64 and weights [N, k] wide, in no particular order."""
-        scores = torch.sigmoid(wide(x) @ wide(self.weight).T)
-        biased = scores + self.e_score_correction_bias
-        ids = biased.topk(self.c.num_experts_per_token, sorted=False).indices
+        scores, k = torch.sigmoid(wide(x) @ wide(self.weight).T), self.c.num_experts_per_token
+        ids = (scores + self.e_score_correction_bias).topk(k, sorted=False).indices
         weights = scores.gather(-1, ids)
         if self.c.moe_renormalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
@@ -400,15 +399,15 @@ class LatentMoE(nn.Module):
         super().__init__()
         self.run_experts, self.act = experts, activation(c)
         self.gate = Router(c)
-        latent = c.routed_expert_hidden_size or c.hidden_size
-        E, I = c.num_experts, c.moe_intermediate_size
-        shapes = {"w1": (E, I, latent), "w3": (E, I, latent), "w2": (E, latent, I)}
+        E, I, hidden = c.num_experts, c.moe_intermediate_size, c.hidden_size
+        L = c.routed_expert_hidden_size or hidden
+        shapes = {"w1": (E, I, L), "w3": (E, I, L), "w2": (E, L, I)}
         self.experts = nn.ParameterDict({name: torch.zeros(shapes[name]) for name in shapes})
         projection = nn.Identity if c.routed_expert_hidden_size is None else linear
         norm = RMSNorm if c.latent_moe_use_norm else nn.Identity
-        self.routed_expert_down_proj = projection(c.hidden_size, latent)
-        self.routed_expert_norm = norm(latent, c.rms_norm_eps)
-        self.routed_expert_up_proj = projection(latent, c.hidden_size)
+        self.routed_expert_down_proj = projection(hidden, L)
+        self.routed_expert_norm = norm(L, c.rms_norm_eps)
+        self.routed_expert_up_proj = projection(L, hidden)
         self.shared_experts = MLP(c, c.num_shared_experts * c.moe_intermediate_size)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -454,8 +453,8 @@ class Decoder(nn.Module):
     def __init__(self, c: Config, kda: Function, experts: Function) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        layers = range(c.num_hidden_layers)
-        self.layers = nn.ModuleList(Layer(c, index, kda, experts) for index in layers)
+        layers = (Layer(c, index, kda, experts) for index in range(c.num_hidden_layers))
+        self.layers = nn.ModuleList(layers)
         if c.attn_res_block_size is not None:
             add_attention_residual(self, "output_attn_res", c)
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)

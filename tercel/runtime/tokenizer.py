@@ -1,7 +1,8 @@
-"""K3's tokenizer: a tiktoken rank file, K3's split pattern and 256 special slots above the ranks."""
+"""K3's tokenizer: a tiktoken rank file, a split pattern and 256 special slots above the ranks."""
 
 import base64
 import codecs
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -76,10 +77,7 @@ class Tokenizer:
     """
 
     def __init__(self, tokens: Sequence[bytes], name: str = RANK_FILE) -> None:
-        """Args:
-        tokens: base tokens by rank; all 256 single bytes among them, no duplicates.
-        name: shown in errors.
-        """
+        """`tokens`: base tokens by rank, the 256 single bytes among them. `name`: for errors."""
         _check_ranks(tokens, name)
         base = len(tokens)
         names = [
@@ -250,7 +248,7 @@ def _pieces(text: str) -> Iterator[str]:
     for start in range(0, len(text), _MAX_PIECE_CHARS):
         piece = text[start : start + _MAX_PIECE_CHARS]
         cuts = [0, *_cuts_in_runs(piece), len(piece)]
-        for begin, end in zip(cuts, cuts[1:], strict=False):
+        for begin, end in itertools.pairwise(cuts):
             yield piece[begin:end]
 
 
@@ -266,7 +264,7 @@ def _cuts_in_runs(piece: str) -> list[int]:
 
 def _parse_rank_line(line: bytes, where: str) -> tuple[int, bytes]:
     fields = line.split()
-    if len(fields) != 2 or not fields[1].isdigit():
+    if len(fields) != 2 or not fields[1].isdigit() or len(fields[1]) > 9:
         raise CheckpointError(f"{where}: expected `base64 rank`, found {line[:80]!r}")
     try:
         token = base64.b64decode(fields[0], validate=True)

@@ -1,0 +1,1 @@
+"""Which program serves a configuration, and the program itself."""

@@ -15,23 +15,17 @@ class _Mode(Enum):
 
 
 class ArgumentsWriter:
-    """Every method returns the JSON text to append; what it returned before stays valid."""
+    """Methods return the JSON text to append; what they returned before stays valid."""
 
     def __init__(self) -> None:
         self._mode = _Mode.OUTSIDE
         self._keys: set[str] = set()
         self._value: list[str] = []
-        self._is_raw = False
-        self._is_empty = True
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether text belongs to an argument now."""
-        return self._mode is not _Mode.OUTSIDE
+        self._raw_chars: int | None = None
 
     def open_argument(self, key: str | None, kind: str | None) -> str:
         """An argument begins; a kind that is missing is a string."""
-        if key is None or key in self._keys or self._is_raw:
+        if key is None or key in self._keys or self._raw_chars is not None:
             self._mode = _Mode.SKIPPED
             return ""
         prefix = "{" if not self._keys else ", "
@@ -42,21 +36,24 @@ class ArgumentsWriter:
             self._value = [prefix]
             return ""
         self._mode = _Mode.STRING
-        return self._written(prefix + '"')
+        return prefix + '"'
 
-    def open_raw(self) -> str:
+    def open_raw(self) -> None:
         """A text that stands for all arguments begins: the model's own JSON, right or wrong."""
-        self._mode = _Mode.SKIPPED if self._keys or self._is_raw else _Mode.RAW
-        self._is_raw = self._mode is _Mode.RAW or self._is_raw
-        return ""
+        if self._keys or self._raw_chars is not None:
+            self._mode = _Mode.SKIPPED
+        else:
+            self._mode = _Mode.RAW
+            self._raw_chars = 0
 
     def text(self, text: str) -> str:
         """Text of the open argument."""
         match self._mode:
             case _Mode.STRING:
-                return self._written(json.dumps(text, ensure_ascii=False)[1:-1])
+                return json.dumps(text, ensure_ascii=False)[1:-1]
             case _Mode.RAW:
-                return self._written(text)
+                self._raw_chars = (self._raw_chars or 0) + len(text)
+                return text
             case _Mode.VALUE:
                 self._value.append(text)
         return ""
@@ -70,19 +67,15 @@ class ArgumentsWriter:
             return ""
         prefix, text = self._value[0], "".join(self._value[1:])
         if is_json(text):
-            return self._written(prefix + text.strip(_JSON_WHITESPACE))
-        return self._written(prefix + json.dumps(text, ensure_ascii=False))
+            return prefix + text.strip(_JSON_WHITESPACE)
+        return prefix + json.dumps(text, ensure_ascii=False)
 
     def close(self) -> str:
         """The call ends."""
         end = self.close_argument()
-        if self._is_raw:
-            return "{}" if self._is_empty else end
+        if self._raw_chars:
+            return end
         return end + ("}" if self._keys else "{}")
-
-    def _written(self, text: str) -> str:
-        self._is_empty = self._is_empty and not text
-        return text
 
 
 def is_json(text: str) -> bool:

@@ -73,7 +73,7 @@ def _check_dynamic_tools(
     if message["role"] != "system":
         raise RequestError(
             f"{where}.tools",
-            f"a {message['role']} message cannot carry tools; use a system message",
+            f"{message['role']!r} messages cannot carry tools; use a system message",
         )
     if message["tools"] and message.get("content"):
         raise RequestError(

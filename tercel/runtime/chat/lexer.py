@@ -1,7 +1,8 @@
-"""Token ids to text and markers. A marker begins with a real control token, never with its spelling.
+"""Token ids to text and markers.
 
-What a model gets wrong is accepted where it cannot be mistaken for text: the <|sep|> of a marker may
-be spelled with ordinary tokens, or be missing before the next control token.
+A marker begins with a real control token, never with its spelling. What a model gets wrong is
+accepted where it cannot be text: the <|sep|> of a marker may be spelled with ordinary tokens, or
+be missing before the next control token.
 """
 
 import re
@@ -81,19 +82,14 @@ class Lexer:
         self._header = None
 
     def _text(self, text: str) -> Iterator[Lexeme]:
-        header = self._header
-        position = 0
-        while header is not None and self._header is not None and position < len(text):
-            header.push(text[position])
-            position += 1
-            if not header.is_possible:
+        for position, char in enumerate(text):
+            if self._header is None:
+                yield Text(text[position:])
+                return
+            self._header.push(char)
+            if self._header.is_ended or not self._header.is_possible:
+                yield self._header.marker() or Text(self._header.literal)
                 self._header = None
-                yield Text(header.literal)
-            elif header.is_ended:
-                self._header = None
-                yield header.marker() or Text(header.literal)
-        if position < len(text):
-            yield Text(text[position:])
 
 
 @dataclass
@@ -117,11 +113,12 @@ class _Header:
         """Whether the text so far can begin a header."""
         if self._is_quoted:
             return True
+        if len(self._unquoted) > _MAX_HEADER_CHARS:
+            return False
         tag, rest = self._split()
         if not rest:
             return any(known.startswith(tag) for known in TAGS)
-        is_short = len(self._unquoted) <= _MAX_HEADER_CHARS
-        return is_short and tag in TAGS and self._rest_pattern.fullmatch(rest) is not None
+        return tag in TAGS and self._rest_pattern.fullmatch(rest) is not None
 
     @property
     def is_ended(self) -> bool:
@@ -134,9 +131,9 @@ class _Header:
         return self.control + "".join(self._chars)
 
     def marker(self) -> Open | Close | None:
-        """The marker that this header is, or None if its tag is unknown."""
+        """The marker that this header is, or None if it is none."""
         tag, _ = self._split()
-        if tag not in TAGS:
+        if tag not in TAGS or not self.is_possible:
             return None
         if self.control == CLOSE:
             return Close(tag)

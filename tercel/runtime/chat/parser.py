@@ -2,9 +2,9 @@
 
     THINK -> RESPONSE -> TOOLS(CALL) -> CLOSED -> DONE
 
-A model's output starts inside the channel that its prompt opened. Only real control tokens open and
-close channels, so a quoted marker stays text and never becomes a tool call. What models get wrong is
-accepted: a missing or misplaced close, a skipped think channel, a spelled separator.
+A model's output starts inside the channel that its prompt opened. Only real control tokens open
+and close channels, so a quoted marker stays text and never becomes a tool call. What models get
+wrong is accepted: a missing or misplaced close, a skipped think channel, a spelled separator.
 """
 
 import uuid
@@ -131,7 +131,7 @@ class ChatParser:
                 self._emit_arguments(self._arguments.open_argument(key, kind))
             case State.CALL, "json" if self._arguments is not None:
                 self._emit_arguments(self._arguments.close_argument())
-                self._emit_arguments(self._arguments.open_raw())
+                self._arguments.open_raw()
 
     def _close(self, tag: str) -> None:
         match self._state, tag:

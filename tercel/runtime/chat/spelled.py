@@ -1,7 +1,7 @@
 """Markers that a model spells with ordinary tokens instead of control tokens.
 
-They are text, so quoting a marker is harmless; but at the end of a channel whose real closing marker is
-missing, they are what the model meant by it.
+They are text, so quoting a marker is harmless; but at the end of a channel whose real closing
+marker is missing, they are what the model meant by it.
 """
 
 import re
@@ -34,7 +34,7 @@ class HeldTail:
     def push(self, text: str) -> str:
         """The text that is certainly text now."""
         text = self._held + text
-        match = _TAIL.search(text) if "<" in text else None
+        match = _TAIL.search(text)
         cut = match.start() if match else len(text)
         self._held = text[cut:]
         return text[:cut]

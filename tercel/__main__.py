@@ -1,0 +1,7 @@
+"""`python -m tercel` is the `tercel` command."""
+
+import sys
+
+from tercel.cli import main
+
+sys.exit(main())

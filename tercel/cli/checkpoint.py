@@ -1,0 +1,162 @@
+"""`tercel checkpoint`: what a checkpoint holds, what it should hold, and small ones for trying."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tercel.core.model import ModelConfig, read_config_json
+from tercel.errors import ConfigError
+from tercel.runtime.tokenizer import (
+    CLOSE,
+    OPEN,
+    RANK_FILE,
+    SEP,
+    Tokenizer,
+    byte_tokens,
+    write_rank_file,
+)
+from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.manifest import Manifest, account, family_of_checkpoint, manifest_from_config
+from tercel.weights.problems import raise_problems
+from tercel.weights.published import NAMES, published_config
+from tercel.weights.tiny import tiny_config
+from tercel.weights.write import write_json, write_random_checkpoint
+
+app = typer.Typer(
+    help="Inspect, count and make checkpoints.", no_args_is_help=True, add_completion=False
+)
+
+_SPECIAL_SLOTS = 256
+_VOCAB_MULTIPLE = 16  # so that every layout up to sixteen ranks divides the vocabulary
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def inspect(
+    model: Annotated[Path, typer.Argument(help="Checkpoint directory.")], as_json: Json = False
+) -> None:
+    """Account for every tensor of a checkpoint, and list what is wrong with it."""
+    config = ModelConfig.load(model)
+    checkpoint = Checkpoint.open(model)
+    manifest, problems = account(checkpoint, config)
+    summary = {
+        "model": str(model),
+        "family": family_of_checkpoint(checkpoint).name,
+        "shards": len(checkpoint.shards),
+        **_summary(manifest),
+        "problems": [asdict(problem) for problem in problems],
+    }
+    _show(summary, as_json)
+    if problems and as_json:
+        raise typer.Exit(1)
+    raise_problems(model, problems)
+
+
+@app.command()
+def manifest(
+    model: Annotated[
+        str, typer.Option(help=f"{', '.join(NAMES)}, or a directory with a config.json.")
+    ] = NAMES[0],
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compute the tensors of a published checkpoint from its configuration alone."""
+    config = published_config(model) if model in NAMES else read_config_json(Path(model))
+    computed = manifest_from_config(config)
+    summary: dict[str, Any] = {"model": model, **_summary(computed)}
+    if tensors and as_json:
+        summary["entries"] = [asdict(entry) for entry in computed.entries]
+    _show(summary, as_json)
+    if tensors and not as_json:
+        for entry in computed.entries:
+            typer.echo(f"{entry.key} {entry.dtype} {list(entry.shape)} {entry.field or entry.part}")
+
+
+@app.command()
+def make_tiny(
+    out: Annotated[Path, typer.Argument(help="Directory to create.")],
+    family: Annotated[str, typer.Option(help="kimi_k3 or kimi_linear.")] = "kimi_k3",
+    shards: Annotated[int, typer.Option(min=1, help="Number of safetensors files.")] = 2,
+    size_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Bytes of tensors to come close to.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE of the text model's config, e.g. num_experts=8."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a random checkpoint in the published format, tokenizer included."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"out: {out} exists and is not an empty directory; choose another")
+    tokens = byte_tokens()
+    vocab_size = (len(tokens) + _SPECIAL_SLOTS) // _VOCAB_MULTIPLE * _VOCAB_MULTIPLE
+    config = tiny_config(family, vocab_size, size_bytes=size_bytes, changes=_parse(changes or []))
+    write_random_checkpoint(out, config, num_shards=shards, seed=seed)
+    _write_tokenizer(out, tokens[: vocab_size - _SPECIAL_SLOTS])
+    _show({"model": str(out), **_summary(manifest_from_config(config))}, as_json)
+
+
+def _parse(changes: list[str]) -> dict[str, Any]:
+    parsed = {}
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {change}: expected KEY=VALUE")
+        try:
+            parsed[key] = json.loads(value)
+        except json.JSONDecodeError:
+            parsed[key] = value
+    return parsed
+
+
+def _write_tokenizer(out: Path, tokens: list[bytes]) -> None:
+    write_rank_file(out / RANK_FILE, tokens)
+    tokenizer = Tokenizer(tokens)
+    ordinary = {OPEN, CLOSE, SEP}  # published as added tokens that are not special
+    slots = range(tokenizer.num_base_tokens, tokenizer.vocab_size)
+    added = {slot: tokenizer.decode([slot]) for slot in slots}
+    config = {
+        "tokenizer_class": "TikTokenTokenizer",
+        "bos_token": added[tokenizer.bos_id],
+        "eos_token": added[tokenizer.eos_id],
+        "pad_token": added[tokenizer.pad_id],
+        "unk_token": added[tokenizer.unk_id],
+        "added_tokens_decoder": {
+            str(slot): {"content": name, "special": name not in ordinary}
+            for slot, name in added.items()
+        },
+    }
+    write_json(out / "tokenizer_config.json", config)
+
+
+def _summary(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "tensors": manifest.num_tensors,
+        "bytes": manifest.num_bytes,
+        "by_dtype": manifest.by("dtype"),
+        "by_part": manifest.by("part"),
+    }
+
+
+def _show(summary: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    console = Console()
+    console.print(f"[bold]{summary['model']}[/bold]")
+    table = Table("", "tensors", "bytes", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    groups = {**summary["by_part"], **summary["by_dtype"], "total": summary}
+    for name, group in groups.items():
+        table.add_row(name, f"{group['tensors']:,}", f"{group['bytes']:,}")
+    console.print(table)

@@ -1,0 +1,176 @@
+"""What a user may choose: one engine configuration, and sampling parameters per request."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+from tercel.errors import ConfigError, RequestError
+
+Mode = Literal["off", "auto", "require"]
+T = TypeVar("T")
+
+_LARGEST = 2**31 - 1
+"""Of integers without a limit of their own: they travel to other processes and to devices."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Everything an engine is built from; recorded in the run manifest."""
+
+    model: str = ""
+    """Checkpoint directory."""
+    mode: Mode = "auto"
+    """off: portable implementations only; auto: the best admissible; require: a named target."""
+    layout: str = "tp1"
+    """Parallel layout by name, e.g. tp16_moetp4ep4."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Activation dtype; auto is float32 on a CPU and bfloat16 on a GPU."""
+    load_format: Literal["checkpoint", "dummy"] = "checkpoint"
+    """dummy: random weights of the configured shapes, for measuring."""
+    page_size: int = 64
+    """Tokens per cache page."""
+    max_model_len: int | None = None
+    """Longest prompt plus output in tokens; None: the smaller of the model's limit and the pool."""
+    max_running: int = 16
+    """Requests decoded together, which is also the number of KDA slots."""
+    max_step_tokens: int = 1024
+    """Tokens per step; longer prompts are prefilled in chunks."""
+    cache_tokens: int = 65536
+    """Token positions that the paged caches hold over all requests."""
+    seed: int | None = None
+    """Seed that requests without one draw theirs from; None: from the operating system."""
+    num_threads: int | None = None
+    """CPU threads of the compute library; None: its own choice."""
+    speculation: str | None = None
+    """Drafter checkpoint; not built."""
+    kv_dtype: Literal["auto", "float8", "nvfp4"] = "auto"
+    """Latent cache dtype; only auto (the activation dtype) is built."""
+    disaggregation: str | None = None
+    """Role of this server in a context / generation pair; not built."""
+    profile: str | None = None
+    """Deployment profile file; not built."""
+    prefix_caching: bool = False
+    """Reuse of shared prefixes; not built."""
+
+    def __post_init__(self) -> None:
+        _check_choices(self)
+        unbuilt = {
+            "speculation": None,
+            "kv_dtype": "auto",
+            "disaggregation": None,
+            "profile": None,
+            "prefix_caching": False,
+        }
+        for name, built in unbuilt.items():
+            if getattr(self, name) != built:
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not built; use {built!r}")
+        for name in ("page_size", "max_running", "max_step_tokens", "cache_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("max_model_len", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+        if self.cache_tokens % self.page_size:
+            raise ConfigError(
+                f"cache_tokens={self.cache_tokens} must be a multiple of page_size={self.page_size}"
+            )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "EngineConfig":
+        """From keyword values; unknown names raise ConfigError with the nearest known one."""
+        return _from_dict(cls, values, lambda name, text: ConfigError(f"{name}: {text}"))
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request's tokens are drawn. Defaults: temperature 1, the whole distribution."""
+
+    max_tokens: int = 1024
+    """Tokens to generate at most."""
+    min_tokens: int = 0
+    """Tokens before which no stop token or stop string ends the request."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens whose probability reaches top_p."""
+    min_p: float = 0.0
+    """Drop tokens less likely than min_p times the most likely one."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens seen in prompt or output."""
+    presence_penalty: float = 0.0
+    """Subtracted once from tokens seen in the output."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence in the output."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to the logits of single tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the request; they are not part of its text."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the request besides the model's own."""
+    ignore_eos: bool = False
+    """Whether the model's own stop tokens are ordinary ones."""
+    logprobs: int | None = None
+    """Log-probabilities per token: of the sampled token and of this many best ones."""
+    seed: int | None = None
+    """Randomness of this request; None: drawn at admission."""
+
+    def __post_init__(self) -> None:
+        limits: tuple[tuple[str, float, float], ...] = (
+            ("max_tokens", 1, _LARGEST),
+            ("min_tokens", 0, self.max_tokens),
+            ("temperature", 0, 100),
+            ("top_k", 0, _LARGEST),
+            ("top_p", 1e-9, 1),
+            ("min_p", 0, 1),
+            ("repetition_penalty", 1e-9, 100),
+            ("presence_penalty", -2, 2),
+            ("frequency_penalty", -2, 2),
+        )
+        for name, low, high in limits:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise RequestError(name, f"{value} is outside {low:g} .. {high:g}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= 20:
+            raise RequestError("logprobs", f"{self.logprobs} is outside 0 .. 20")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise RequestError("seed", f"{self.seed} is outside 0 .. 2**63 - 1")
+        for token, bias in self.logit_bias.items():
+            if not -100 <= bias <= 100:
+                raise RequestError("logit_bias", f"{bias} for token {token} is outside -100 .. 100")
+        if any(not text for text in self.stop):
+            raise RequestError("stop", "an empty string would stop every request; remove it")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":
+        """From keyword values; unknown names raise RequestError."""
+        return _from_dict(cls, values, RequestError)
+
+
+def _from_dict(cls: type[T], values: Mapping[str, Any], error: Any) -> T:
+    known = [item.name for item in fields(cls)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise error(name, f"unknown; the fields are {', '.join(known)}")
+    return cls(**values)
+
+
+def _check_choices(config: EngineConfig) -> None:
+    choices = {
+        "mode": ("off", "auto", "require"),
+        "dtype": ("auto", "float32", "bfloat16"),
+        "load_format": ("checkpoint", "dummy"),
+    }
+    for name, allowed in choices.items():
+        if getattr(config, name) not in allowed:
+            raise ConfigError(
+                f"{name}={getattr(config, name)!r}; choose one of {', '.join(allowed)}"
+            )

@@ -1,0 +1,76 @@
+"""The one timer: warm-up, interleaved A B B A rounds, cold L2 on a GPU, medians with spread."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+Work = Callable[[], object]
+L2_BYTES = 256 << 20
+"""Larger than any L2; overwriting this much leaves none of the inputs in it."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds over the rounds of one contender."""
+
+    median_us: float
+    low_us: float
+    """Tenth percentile."""
+    high_us: float
+    """Ninetieth percentile."""
+
+    @property
+    def spread(self) -> float:
+        """Relative distance of the percentiles: differences below it are noise."""
+        return (self.high_us - self.low_us) / self.median_us
+
+
+def interleave(
+    contenders: Mapping[str, Work], *, rounds: int = 20, device: str = "cpu"
+) -> dict[str, Timing]:
+    """Times every contender in each round, forwards in even and backwards in odd rounds, so that
+    drift of the machine falls on all alike."""
+    measure = _cuda_us if torch.device(device).type == "cuda" else _host_us
+    for work in contenders.values():
+        work()
+    samples: dict[str, list[float]] = {name: [] for name in contenders}
+    order = list(contenders)
+    for index in range(rounds):
+        for name in order if index % 2 == 0 else reversed(order):
+            samples[name].append(measure(contenders[name]))
+    return {name: _summary(values) for name, values in samples.items()}
+
+
+def _summary(values: list[float]) -> Timing:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Timing(statistics.median(ordered), ordered[last // 10], ordered[last - last // 10])
+
+
+def _host_us(work: Work) -> float:
+    start = time.perf_counter()
+    work()
+    return (time.perf_counter() - start) * 1e6
+
+
+def _cuda_us(work: Work) -> float:
+    torch.empty(L2_BYTES, dtype=torch.uint8, device="cuda").fill_(1)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3
+
+
+def copy_bandwidth(nbytes: int = 1 << 28, *, device: str = "cpu", rounds: int = 10) -> float:
+    """Bytes per second of a large copy, read plus written: the ceiling of the same run."""
+    source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    timing = interleave({"copy": lambda: target.copy_(source)}, rounds=rounds, device=device)[
+        "copy"
+    ]
+    return 2 * nbytes / (timing.median_us * 1e-6)

@@ -1,0 +1,46 @@
+"""What ranks say to each other. Backends are in tercel.parallel.
+
+Sums gather every rank's tensor and add in fp32, in rank order, in chunks of eight ranks, with one
+rounding at the end: bits do not depend on the backend.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+
+class Group(Protocol):
+    """A fixed set of ranks that make the same calls in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, in the dtype of x, newly allocated (x itself where world is 1)."""
+        ...
+
+    def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        """Every rank's x, concatenated along `dim` in rank order."""
+        ...
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        """This rank's equal slice along `dim` of the sum over ranks."""
+        ...
+
+    def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """chunks[r] goes to rank r; returns what each rank sent here, in rank order."""
+        ...
+
+    def send(self, x: torch.Tensor, rank: int) -> None: ...
+
+    def recv(self, like: torch.Tensor, rank: int) -> torch.Tensor:
+        """A tensor of the shape and dtype of `like` from `rank`."""
+        ...
+
+    def vote(self, agree: bool) -> bool:
+        """Whether every rank agrees; also a barrier."""
+        ...

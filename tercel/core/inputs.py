@@ -1,0 +1,119 @@
+"""The device side of a step: fixed-address tensors that one plan is copied into."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tercel.core.step import Row, StepPlan
+
+Put = Callable[[list[int]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class PrefillInputs:
+    """Rows whose tokens run through the chunked forms. Lengths are host integers of the plan."""
+
+    cu_seqlens: tuple[int, ...]
+    """Row r's tokens are cu_seqlens[r] .. cu_seqlens[r + 1] of the step."""
+    context_lens: tuple[int, ...]
+    """Cached tokens before the step, per row."""
+    slots: torch.Tensor
+    """[P] int64 KDA slots."""
+    block_table: torch.Tensor
+    """[P, pages] int64, zero (the sink) past a row's end."""
+
+
+@dataclass(frozen=True)
+class VerifyInputs:
+    """Decode and verify rows, `width` tokens each, after the prefill tokens."""
+
+    width: int
+    """Tokens per row: 1 + drafts."""
+    slots: torch.Tensor
+    """[R] int64 KDA slots; padded rows carry the sink."""
+    block_table: torch.Tensor
+    """[R, pages] int64."""
+    context_lens: torch.Tensor
+    """[R] int64 cached tokens before the step."""
+    pending: torch.Tensor
+    """[R] int64 accepted drafts of the previous step that the KDA state does not hold yet."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What a program reads."""
+
+    tokens: torch.Tensor
+    """[T] int64, prefill tokens first."""
+    slot_mapping: torch.Tensor
+    """[T] int64 where each token's latent is written: page * page_size + offset."""
+    sample_rows: torch.Tensor
+    """[S] int64 rows of [T] whose logits are wanted."""
+    num_prefill_tokens: int
+    prefill: PrefillInputs | None
+    verify: VerifyInputs | None
+
+
+def build_inputs(
+    plan: StepPlan, *, page_size: int, device: torch.device, pending: dict[str, int] | None = None
+) -> StepInputs:
+    """Copies `plan` to `device`; `pending` maps request ids to accepted drafts (none: zero)."""
+
+    def put(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+
+    tokens = [token for row in plan.rows for token in row.tokens]
+    mapping = [
+        row.pages[position // page_size] * page_size + position % page_size
+        for row in plan.rows
+        for position in range(row.context_len, row.seq_len)
+    ]
+    return StepInputs(
+        tokens=put(tokens),
+        slot_mapping=put(mapping),
+        sample_rows=put(_sample_rows(plan)),
+        num_prefill_tokens=plan.num_prefill_tokens,
+        prefill=_prefill(plan, put, device) if plan.prefill else None,
+        verify=_verify(plan, put, pending or {}, device) if plan.verify else None,
+    )
+
+
+def _sample_rows(plan: StepPlan) -> list[int]:
+    """The last token of every sampling prefill row, then every token of the verify rows."""
+    rows, start = [], 0
+    for row in plan.prefill:
+        start += row.num_tokens
+        if row.samples:
+            rows.append(start - 1)
+    return rows + list(range(start, start + plan.num_verify_tokens))
+
+
+def _block_table(rows: tuple[Row, ...], device: torch.device) -> torch.Tensor:
+    width = max(len(row.pages) for row in rows)
+    table = [list(row.pages) + [0] * (width - len(row.pages)) for row in rows]
+    return torch.tensor(table, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _prefill(plan: StepPlan, put: Put, device: torch.device) -> PrefillInputs:
+    bounds = [0]
+    for row in plan.prefill:
+        bounds.append(bounds[-1] + row.num_tokens)
+    return PrefillInputs(
+        cu_seqlens=tuple(bounds),
+        context_lens=tuple(row.context_len for row in plan.prefill),
+        slots=put([row.slot for row in plan.prefill]),
+        block_table=_block_table(plan.prefill, device),
+    )
+
+
+def _verify(
+    plan: StepPlan, put: Put, pending: dict[str, int], device: torch.device
+) -> VerifyInputs:
+    return VerifyInputs(
+        width=plan.tokens_per_verify_row,
+        slots=put([row.slot for row in plan.verify]),
+        block_table=_block_table(plan.verify, device),
+        context_lens=put([row.context_len for row in plan.verify]),
+        pending=put([pending.get(row.request_id, 0) for row in plan.verify]),
+    )

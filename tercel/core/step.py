@@ -1,0 +1,115 @@
+"""One step of the engine, as host integers. Ranks receive the same plan and decide nothing else.
+
+Rows are [prefill | verify]: a decode row is a verify row without drafts.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from tercel.core.sampling import GREEDY, RowSampling
+
+SINK = 0
+"""Page and slot of padded rows: they write there and nobody reads it."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request's share of a step."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    """Token ids fed in this step, at positions context_len, context_len + 1, ..."""
+    context_len: int
+    """Tokens of this request that the caches hold before the step."""
+    slot: int
+    """KDA slot; the sink never belongs to a request."""
+    pages: tuple[int, ...]
+    """Page ids that cover context_len + len(tokens) positions."""
+    samples: bool = True
+    """Whether a next token is drawn after this row: false for all but the last prefill chunk."""
+    sampling: RowSampling = GREEDY
+    """How it is drawn."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def seq_len(self) -> int:
+        """Cached tokens after the step."""
+        return self.context_len + len(self.tokens)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What every rank runs next."""
+
+    prefill: tuple[Row, ...] = ()
+    verify: tuple[Row, ...] = ()
+    fresh_pages: tuple[int, ...] = ()
+    """Pages allotted since the last step, cleared before this one runs: masked attention still
+    multiplies what an earlier owner left, and 0 * NaN is NaN. A slot needs no clearing, since a row
+    with context_len 0 ignores what its slot holds."""
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.prefill + self.verify
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.prefill)
+
+    @property
+    def num_verify_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.verify)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prefill_tokens + self.num_verify_tokens
+
+    @property
+    def tokens_per_verify_row(self) -> int:
+        """1 + drafts; the same for every verify row of a step."""
+        return self.verify[0].num_tokens if self.verify else 0
+
+    @property
+    def draws(self) -> tuple[tuple[Row, int], ...]:
+        """(row, position of the token drawn) for each row of the logits, in their order."""
+        last = [(row, row.seq_len) for row in self.prefill if row.samples]
+        every = [
+            (row, position)
+            for row in self.verify
+            for position in range(row.context_len + 1, row.seq_len + 1)
+        ]
+        return tuple(last + every)
+
+    def padded(self, rows: int) -> "StepPlan":
+        """With verify rows added up to `rows`; those read and write nothing but the sinks."""
+        pad = Row("", (0,) * self.tokens_per_verify_row, context_len=0, slot=SINK, pages=(SINK,))
+        return replace(self, verify=self.verify + (pad,) * (rows - len(self.verify)))
+
+
+class StepClass(StrEnum):
+    """The kinds of step that a program is resolved for."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    VERIFY = "verify"
+    MIXED = "mixed"
+
+
+@dataclass(frozen=True)
+class TokenLimits:
+    """The part of a target's row that classifies steps."""
+
+    decode_max_tokens: int = 64
+    """Tokens up to which a step without prefill rows runs the decode implementations."""
+
+
+def classify(plan: StepPlan, limits: TokenLimits) -> StepClass:
+    """The class of `plan`: a pure function of host integers, equal on every rank."""
+    if plan.prefill:
+        return StepClass.MIXED if plan.verify else StepClass.PREFILL
+    if plan.num_tokens > limits.decode_max_tokens:
+        return StepClass.MIXED
+    return StepClass.DECODE if plan.tokens_per_verify_row == 1 else StepClass.VERIFY

@@ -1,0 +1,48 @@
+"""What the plain-torch experts share; E experts of this rank, I their width, L their input."""
+
+import torch
+
+from tercel.core.mxfp4 import dequantize
+from tercel.ops._lib import activation
+from tercel.ops._lib.dtypes import wide
+
+Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]
+
+
+def pack(
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor | None,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor | None,
+    *,
+    dtype: torch.dtype,
+) -> Weights:
+    """The four weight arguments with MXFP4 turned into its exact values in `dtype`, once."""
+    if w13_scale is None or w2_scale is None:
+        return w13, None, w2, None
+    return dequantize(w13, w13_scale, dtype), None, dequantize(w2, w2_scale, dtype), None
+
+
+def local_experts(
+    ids: torch.Tensor, weights: torch.Tensor, first_expert: int, num_experts: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(indices into this rank's experts, weights that are zero where the expert is elsewhere)."""
+    local = ids - first_expert if first_expert else ids
+    index = local.clamp(0, num_experts - 1)
+    return index, weights.masked_fill(index != local, 0.0)
+
+
+def activate(
+    gate_up: torch.Tensor, name: str, beta: float | None, linear_beta: float | None
+) -> torch.Tensor:
+    """The gated product of [..., 2 * I], rounded to act."""
+    if name == "silu":
+        return activation.silu_mul(gate_up)
+    assert beta is not None, "the contract refuses situ without beta"
+    return activation.situ_mul(gate_up, beta, linear_beta)
+
+
+def combine(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """act(sum over slots of weights [T, k] * outputs [T, k, L]), fp32 inside."""
+    total = torch.bmm(weights.unsqueeze(1), wide(outputs))
+    return total.squeeze(1).to(outputs.dtype)

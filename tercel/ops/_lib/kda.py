@@ -1,0 +1,95 @@
+"""What the contracts of the KDA ops draw alike."""
+
+from typing import Any
+
+import torch
+
+from tercel.contract.contract import Cell, InputMaker
+from tercel.errors import ContractError
+from tercel.ops._lib.pools import check_slots, draw_pool
+
+HEAD = {"K": 128, "V": 128, "W": 4}
+"""Sizes of a head of every published model, and the taps before it."""
+SMALL_HEAD = {"K": 16, "V": 32, "W": 4}
+
+
+def draw_gate(make: InputMaker, heads: int, width: int) -> dict[str, torch.Tensor]:
+    """Rates 1 .. 16 and biases that spread the decays from almost none to the bound."""
+    return {
+        "A_log": make.uniform(heads, low=0.0, high=2.77, dtype="f32"),
+        "dt_bias": make.uniform(heads * width, low=-4.0, high=2.0, dtype="f32"),
+    }
+
+
+def draw_layer(cell: Cell, make: InputMaker, tokens: int) -> dict[str, torch.Tensor]:
+    """A layer's projections of `tokens` and its weights; every third row of q|k|v is so short that
+    the eps of its normalisation counts."""
+    heads, k_dim, v_dim = cell["H"], cell["K"], cell["V"]
+    qkv = make.normal(tokens, heads * (2 * k_dim + v_dim))
+    qkv[::3] *= 1e-3
+    return {
+        "qkv": qkv,
+        "gate": make.normal(tokens, heads * v_dim),
+        "f": make.normal(tokens, heads * k_dim, scale=2.0),
+        "b": make.normal(tokens, heads, scale=2.0),
+        "conv_weight": make.normal(qkv.shape[1], cell["W"], dtype="f32"),
+        **draw_gate(make, heads, k_dim),
+        "o_norm": make.uniform(v_dim, low=0.5, high=1.5, dtype="f32"),
+    }
+
+
+def draw_state(
+    cell: Cell, make: InputMaker, slots: torch.Tensor, *, window: int, known: int
+) -> dict[str, torch.Tensor]:
+    """Pools whose `slots` hold a state and `known` rows of a window; poison elsewhere."""
+    heads, k_dim, v_dim, rows = cell["H"], cell["K"], cell["V"], slots.shape[0]
+    windows = make.poison(rows, window, heads * (2 * k_dim + v_dim))
+    windows[:, :known] = make.normal(rows, known, windows.shape[2])
+    states = make.normal(rows, heads, v_dim, k_dim, scale=0.3, dtype="f32")
+    return {
+        "conv": draw_pool(make, cell["SLOTS"], slots, windows, "act"),
+        "recurrent": draw_pool(make, cell["SLOTS"], slots, states, "f32"),
+    }
+
+
+def draw_pending(make: InputMaker, rows: int, most: int) -> torch.Tensor:
+    """[rows] accepted drafts, 0 .. most; the first row has all of them."""
+    pending = make.integers(rows, low=0, high=most + 1)
+    pending[0] = most
+    return pending
+
+
+def draw_records(
+    cell: Cell, make: InputMaker, slots: torch.Tensor, pending: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Records of each slot's pending drafts, poison behind them and in other slots."""
+    rows, drafts, heads, k_dim, v_dim = (cell[axis] for axis in ("R", "D", "H", "K", "V"))
+    k = make.normal(rows, drafts, heads, k_dim, dtype="f32")
+    records = {
+        "draft_k": k / k.norm(dim=-1, keepdim=True),
+        "draft_v": make.normal(rows, drafts, heads, v_dim),
+        "draft_g": make.uniform(rows, drafts, heads, k_dim, low=-5.0, high=0.0, dtype="f32"),
+        "draft_beta": make.uniform(rows, drafts, heads, low=0.0, high=1.0, dtype="f32"),
+    }
+    for row, count in enumerate(pending.tolist()):
+        for record in records.values():
+            record[row, count:] = torch.nan
+    return {
+        name: draw_pool(make, cell["SLOTS"], slots, record, "act" if name == "draft_v" else "f32")
+        for name, record in records.items()
+    }
+
+
+def check_drafts(
+    *,
+    recurrent: torch.Tensor,
+    draft_k: torch.Tensor,
+    slots: torch.Tensor,
+    pending: torch.Tensor,
+    **_: Any,
+) -> None:
+    """Raises ContractError for slots or accepted drafts that the pools do not have."""
+    check_slots(slots, recurrent.shape[0])
+    drafts, accepted = draft_k.shape[1], pending.tolist()
+    if not all(0 <= count <= drafts for count in accepted):
+        raise ContractError(f"pending: {accepted} is not within 0 .. {drafts}")

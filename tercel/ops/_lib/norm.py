@@ -1,0 +1,34 @@
+"""Norms in few torch calls: on a CPU a small row costs its calls, and a call that takes a Python
+scalar costs two. Rounding points are those of the references."""
+
+import torch
+
+from tercel.ops._lib.dtypes import wide
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """act(act(x / rms(x)) * weight) over the last axis."""
+    if x.dtype == weight.dtype == torch.float32:
+        return torch.rms_norm(x, weight.shape, weight, eps)
+    return torch.rms_norm(wide(x), weight.shape, None, eps).to(x.dtype).mul_(weight)
+
+
+def attn_res(
+    bank: torch.Tensor,
+    prefix: torch.Tensor,
+    res_norm: torch.Tensor,
+    res_proj: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """The softmax mixture of the rows bank [S, T, N] and prefix [T, N]; one rounding."""
+    tokens, width = prefix.shape
+    flat = wide(torch.cat((bank.flatten(0, 1), prefix)))
+    norm = torch.linalg.vector_norm(flat, 2, -1)
+    scale = torch.addcmul(norm.new_full((), eps), norm, norm, value=1.0 / width).rsqrt_()
+    scores = torch.mv(flat, wide(res_norm) * wide(res_proj)).mul_(scale)
+    if tokens == 1:
+        mixture = torch.mm(torch.softmax(scores, 0).unsqueeze(0), flat)
+    else:
+        shares = torch.softmax(scores.view(-1, tokens), 0).unsqueeze(-1)
+        mixture = flat.view(-1, tokens, width).mul_(shares).sum(0)
+    return mixture.to(prefix.dtype)

@@ -1,0 +1,43 @@
+"""The public function."""
+
+import torch
+
+from tercel.contract import operation, portable, reference
+from tercel.ops.attention.mla_prefill import portable as windowed
+from tercel.ops.attention.mla_prefill import reference as naive
+from tercel.ops.attention.mla_prefill.contract import CONTRACT
+
+
+@operation(CONTRACT, reference(naive.mla_prefill), portable(windowed.mla_prefill))
+def mla_prefill(
+    q: torch.Tensor,
+    pages: torch.Tensor,
+    block_table: torch.Tensor,
+    w_k: torch.Tensor,
+    w_v: torch.Tensor,
+    gate: torch.Tensor | None,
+    *,
+    cu_seqlens: tuple[int, ...],
+    context_lens: tuple[int, ...],
+    scale: float,
+) -> torch.Tensor:
+    """MLA attention outputs of sequences, before the output projection.
+
+    Args:
+        q: [T, H, K + E - L] queries, not absorbed: nope part, then rope part.
+        pages: [PAGES, PS, E] in the dtype of q, the sequences' own tokens included.
+        block_table: [N, PG] int64 page ids; 0 past a sequence's end.
+        w_k: [H, K, L] in the dtype of q, any strides: the key rows of kv_b.
+        w_v: [H, V, L] likewise: the value rows.
+        gate: [T, H * V] in the dtype of q, after the sigmoid; None: no gate.
+        cu_seqlens: N + 1 bounds into T.
+        context_lens: N counts of entries before this step.
+        scale: of the scores.
+    Returns:
+        [T, H * V] in the dtype of q, newly allocated.
+    Raises:
+        ContractError: a shape, dtype or count outside the contract.
+    Wrong, silently:
+        a sequence that its block table does not hold.
+    Source: Kimi K3 modeling_kimi_linear.py, KimiMLAAttention.
+    """

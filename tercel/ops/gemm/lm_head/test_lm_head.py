@@ -1,0 +1,58 @@
+import pytest
+import torch
+
+from tercel.contract.check import (
+    check_cell,
+    check_control,
+    check_meta,
+    check_refusal,
+    check_replay,
+    check_roundings,
+    draw,
+)
+from tercel.ops.gemm.lm_head import CONTRACT, lm_head
+
+CELL = CONTRACT.cells[1]
+PORTABLE = lm_head.portable.name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+def test_cells(cell, dtype):
+    check_cell(lm_head, cell, PORTABLE, dtype=dtype)
+
+
+def test_roundings():
+    check_roundings(lm_head, CELL, PORTABLE)
+
+
+@pytest.mark.parametrize("implementation", lm_head.implementations)
+def test_logits_are_values_of_act(implementation):
+    arguments = draw(lm_head, CELL, dtype=torch.bfloat16)
+    logits = lm_head.using(implementation)(**arguments)
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, logits.bfloat16().float())
+
+
+def test_meta():
+    check_meta(lm_head, CELL, PORTABLE)
+
+
+def test_replay():
+    check_replay(lm_head, CELL, PORTABLE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.update(weight=a["weight"].bfloat16()),
+        lambda a: a.update(x=a["x"][0]),
+    ],
+    ids=["weight of another dtype", "one row without its axis"],
+)
+def test_refuses(change):
+    check_refusal(lm_head, CELL, PORTABLE, change)
+
+
+def test_control_rows_of_the_head_rolled():
+    check_control(lm_head, CELL, lambda x, weight: x @ weight.roll(1, 0).t())

@@ -1,0 +1,161 @@
+import pytest
+import torch
+
+from tercel.contract import Cell
+from tercel.contract.check import (
+    Maker,
+    check_cell,
+    check_control,
+    check_refusal,
+    check_replay,
+    check_sequence,
+    draw,
+)
+from tercel.contract.compare import measure
+from tercel.ops.linear_attention.kda_prefill import CONTRACT, kda_prefill
+from tercel.ops.linear_attention.kda_prefill import reference as naive
+
+CELL = CONTRACT.cells[0]
+SMALL = Cell("small", H=2, K=16, V=16, SLOTS=3, g_min=-3.0, cu_seqlens=(0, 30))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+def test_cells(cell, dtype):
+    check_cell(kda_prefill, cell, kda_prefill.portable.name, dtype=dtype)
+
+
+def test_fp64_agrees_to_its_own_rounding():
+    cell = CONTRACT.cells[2]
+    ours, theirs = draw(kda_prefill, cell, dtype=torch.float64), None
+    ours["g"], ours["state"] = ours["g"].double(), ours["state"].double()
+    theirs = {**ours, "state": ours["state"].clone()}
+    actual, expected = kda_prefill(**ours), kda_prefill.using("reference")(**theirs)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(ours["state"], theirs["state"], equal_nan=True)
+
+
+def test_sequence():
+    check_sequence(kda_prefill, CONTRACT.cells[2], kda_prefill.portable.name, steps=4)
+
+
+def test_replay():
+    check_replay(kda_prefill, CELL, kda_prefill.portable.name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda a: a.update(state=a["state"].bfloat16()), "state"),
+        (lambda a: a.update(g=a["g"][:, :, :64].contiguous()), "axis K"),
+        (lambda a: a.update(qkv=a["qkv"][:, :-1]), "H*(2*K+V)"),
+        (lambda a: a.update(cu_seqlens=a["cu_seqlens"][1:]), "cu_seqlens"),
+        (lambda a: a.update(fresh=()), "fresh"),
+    ],
+    ids=["bf16 state", "half the channels", "short rows", "bounds", "fresh"],
+)
+def test_refuses(change, words):
+    assert words in str(check_refusal(kda_prefill, CELL, kda_prefill.portable.name, change))
+
+
+DECAYS = {
+    "at the bound": (-5.0, -4.99),
+    "none": (0.0, 0.0),
+    "everything between": (-5.0, 0.0),
+    "far below any bound": (-80.0, 0.0),
+    "alternating": None,
+}
+
+
+@pytest.mark.parametrize("decay", DECAYS.values(), ids=DECAYS)
+def test_long_sequences_at_extreme_decays(decay):
+    """400 tokens in fp32 stay within 1e-6 of the fp64 recurrence."""
+    make = Maker(5, torch.float32)
+    tokens, heads, width = 400, 2, 64
+    low, high = decay or (0.0, 0.0)
+    g = make.uniform(tokens, heads, width, low=low, high=high, dtype="f32")
+    if decay is None:
+        g[: tokens // 2 : 2, :, ::2] = -5.0
+    qkv, b = make.normal(tokens, 3 * heads * width), make.normal(tokens, heads, scale=3.0)
+    state = make.normal(1, heads, width, width, dtype="f32")
+    _compare_to_recurrence(qkv, g, b, state)
+
+
+def test_repeated_keys_without_decay():
+    """The triangular system at its worst: all keys equal but for the sign, beta near one."""
+    make = Maker(6, torch.float32)
+    tokens, width = 256, 64
+    qkv, b = make.normal(tokens, 3 * width), make.uniform(tokens, 1, low=3.0, high=8.0)
+    sign = make.integers(tokens, 1, low=0, high=2, dtype="f32") * 2 - 1
+    qkv[:, width : 2 * width] = sign * qkv[:1, width : 2 * width]
+    g = make.uniform(tokens, 1, width, low=-1e-3, high=0.0, dtype="f32")
+    _compare_to_recurrence(qkv, g, b, make.normal(1, 1, width, width, dtype="f32"))
+
+
+def _compare_to_recurrence(qkv, g, b, state):
+    call = {"slots": torch.tensor([0]), "cu_seqlens": (0, qkv.shape[0]), "fresh": (False,)}
+    exact_state = state.double()
+    exact = naive.kda_prefill(qkv.double(), g.double(), b.double(), exact_state, **call)
+    o = kda_prefill(qkv, g, b, state, **call)
+    limit = 1e-6 * 2**24
+    assert measure(o.flatten(), exact.flatten()).element_ulps < limit
+    assert measure(state.flatten(), exact_state.flatten()).element_ulps < limit
+
+
+@pytest.mark.parametrize("split", range(1, 30))
+def test_a_split_anywhere_changes_nothing(split):
+    whole = draw(kda_prefill, SMALL, dtype=torch.float32)
+    parts = {**whole, "state": whole["state"].clone()}
+    expected = kda_prefill(**whole)
+    for start, stop in ((0, split), (split, 30)):
+        tokens = {name: whole[name][start:stop] for name in ("qkv", "g", "b")}
+        o = kda_prefill(**{**parts, **tokens, "cu_seqlens": (0, stop - start)})
+        torch.testing.assert_close(o, expected[start:stop], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(parts["state"], whole["state"], equal_nan=True)
+
+
+def _broken(**changes):
+    """The reference with functions of its module replaced."""
+
+    def run(*args, **kwargs):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, function in changes.items():
+                patch.setattr(naive, name, function)
+            return naive.kda_prefill(*args, **kwargs)
+
+    return run
+
+
+def _decay_after_the_update(state, k, v, g, beta):
+    error = beta.unsqueeze(-1) * (v - naive.read(state, k))
+    state += error.unsqueeze(-1) * k.unsqueeze(-2)
+    state *= g.exp().unsqueeze(-2)
+
+
+def _state_transposed(state, k, v, g, beta):
+    state *= g.exp().unsqueeze(-1)
+    error = beta.unsqueeze(-1) * (v - (state * k.unsqueeze(-1)).sum(-2))
+    state += k.unsqueeze(-1) * error.unsqueeze(-2)
+
+
+def _rms_eps(x):
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6 * x.shape[-1])
+
+
+def test_control_decay_after_the_update():
+    check_control(kda_prefill, SMALL, _broken(update=_decay_after_the_update))
+
+
+def test_control_state_transposed():
+    check_control(kda_prefill, SMALL, _broken(update=_state_transposed))
+
+
+def test_control_rms_eps_in_the_l2_norm():
+    check_control(kda_prefill, SMALL, _broken(l2_normalize=_rms_eps))
+
+
+def test_control_wrong_slot():
+    def broken(qkv, g, b, state, slots, **lengths):
+        return naive.kda_prefill(qkv, g, b, state, slots.flip(0), **lengths)
+
+    check_control(kda_prefill, CONTRACT.cells[2], broken)

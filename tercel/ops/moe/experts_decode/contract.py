@@ -1,0 +1,47 @@
+"""moe/experts_grouped for the few tokens of a decode step; nothing is read on the host.
+
+    h_i = act(w13[e_i] @ z)                     e_i = ids[i] - first_expert, fp32 sums
+    a_i = activation(h_i)                       rounded as situ_mul or silu_mul round
+    t_i = act(w2[e_i] @ a_i)
+    y   = act(sum_i weights_i * t_i)            fp32, over the slots, one rounding
+
+Source: as moe/experts_grouped.
+"""
+
+from tercel.contract import Arg, Cell, Contract, Hazard
+from tercel.ops.moe.experts_grouped.contract import (
+    ARGS,
+    AXES,
+    TOLERANCE,
+    WEIGHTS,
+    WHERE,
+    cost,
+    inputs,
+    valid,
+)
+
+MAX_TOKENS = 64
+
+CONTRACT = Contract(
+    axes=AXES,
+    args=ARGS,
+    returns={"y": Arg("T L")},
+    cost=cost,
+    inputs=inputs,
+    valid=valid,
+    weights=WEIGHTS,
+    where=(*WHERE, f"T <= {MAX_TOKENS}"),
+    cells=(
+        Cell("nano decode", ("tp1",), T=1, k=4, E=16, L=128, I=128, mxfp4=True),
+        Cell("nano batch", ("tp1",), T=8, k=4, E=16, L=128, I=128, mxfp4=True),
+        Cell("nano, more slots than are gathered", ("tp1",), T=9, k=4, E=16, L=128, I=128),
+        Cell("bf16 experts with SiLU", ("tp1",), T=3, k=2, E=6, L=64, I=96, activation="silu"),
+        Cell("a quarter of the experts, few slots", T=1, k=4, E=4, L=64, I=32, total=16, first=4),
+        Cell("a quarter of the experts", T=5, k=4, E=4, L=64, I=32, total=16, first=12),
+        Cell("largest token count", T=MAX_TOKENS, k=2, E=4, L=32, I=32, mxfp4=True),
+    ),
+    tolerance=TOLERANCE,
+    hazards=(
+        Hazard("capacity", f"more than {MAX_TOKENS} tokens: use experts_grouped", ("z",), True),
+    ),
+)

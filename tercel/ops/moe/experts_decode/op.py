@@ -1,0 +1,48 @@
+"""The public function."""
+
+import torch
+
+from tercel.contract import operation, portable, reference
+from tercel.ops._lib.experts import pack
+from tercel.ops.moe.experts_decode import portable as fast
+from tercel.ops.moe.experts_decode import reference as naive
+from tercel.ops.moe.experts_decode.contract import CONTRACT
+
+
+@operation(CONTRACT, reference(naive.experts_decode), portable(fast.experts_decode, pack=pack))
+def experts_decode(
+    z: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor | None,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor | None,
+    *,
+    first_expert: int,
+    activation: str,
+    beta: float | None,
+    linear_beta: float | None,
+) -> torch.Tensor:
+    """The weighted sum of this rank's chosen experts, for each of at most 64 tokens.
+
+    Args:
+        z: [T, L] act, T up to 64.
+        ids: [T, k] i64 expert ids of the whole model, distinct within a row.
+        weights: [T, k] fp32.
+        w13: [E, 2 * I, L] act, gate rows then up rows; or [E, 2 * I, L / 2] u8 MXFP4 codes.
+        w13_scale: [E, 2 * I, L / 32] u8 with codes, else None.
+        w2: [E, L, I] act; or [E, L, I / 2] u8.
+        w2_scale: [E, L, I / 32] u8 with codes, else None.
+        first_expert: id of w13[0]; slots outside first_expert .. first_expert + E - 1 add nothing.
+        activation: situ or silu.
+        beta, linear_beta: bounds of situ; silu does not read them.
+    Returns:
+        [T, L] in the dtype of z, newly allocated: this rank's part, not yet reduced.
+    Raises:
+        ContractError: more tokens, a shape or dtype outside the contract, codes without scales or
+            the reverse, an unknown activation.
+    Wrong, silently:
+        an expert twice in a row of ids.
+    Source: as moe/experts_grouped.
+    """

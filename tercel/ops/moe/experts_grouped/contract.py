@@ -1,0 +1,138 @@
+"""The routed experts of this rank, for any number of tokens.
+
+    h_i = act(w13[e_i] @ z)                     e_i = ids[i] - first_expert, fp32 sums
+    a_i = activation(h_i)                       rounded as situ_mul or silu_mul round
+    t_i = act(w2[e_i] @ a_i)
+    y   = act(sum_i weights_i * t_i)            fp32, over the slots in order, one rounding
+
+Slots whose expert lives on another rank add nothing. Weights are act, or MXFP4 (codes and scales
+of tercel.core.mxfp4) used at their exact values: activations are never quantized (W4A16).
+Source: Kimi K3 modeling_kimi_linear.py, KimiSparseMoeBlock.
+"""
+
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any
+
+import torch
+
+from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
+from tercel.contract.contract import InputMaker
+from tercel.errors import ContractError
+
+AXES = {
+    "T": "tokens",
+    "k": "experts per token",
+    "E": "experts of this rank",
+    "I": "width of an expert on this rank",
+    "L": "the latent that experts read and write",
+}
+ARGS: Mapping[str, Arg | Value] = {
+    "z": Arg("T L"),
+    "ids": Arg("T k", "i64"),
+    "weights": Arg("T k", "f32"),
+    "w13": Arg("E 2*I L|E 2*I L//2", "act|u8"),
+    "w13_scale": Arg("E 2*I L//32", "u8", optional=True),
+    "w2": Arg("E L I|E L I//2", "act|u8"),
+    "w2_scale": Arg("E L I//32", "u8", optional=True),
+    "first_expert": Value(int, "id of this rank's first expert"),
+    "activation": Value(str, "situ or silu"),
+    "beta": Value((float, NoneType), "of situ"),
+    "linear_beta": Value((float, NoneType), "of situ"),
+}
+WEIGHTS = ("w13", "w13_scale", "w2", "w2_scale")
+TOLERANCE = Tolerance(
+    element_ulps=4,
+    rms_ulps=1.5,
+    fp32_element_ulps=40,
+    fp32_rms_ulps=40,
+    why="four roundings of half an ulp in a row (FC1, activation, FC2, result), each of which the "
+    "next product averages; in fp32 sums of up to L and I terms and the activation's functions, "
+    "whose errors a second sum may cancel against",
+)
+
+
+def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
+    tokens, chosen, experts = cell["T"], cell["k"], cell["E"]
+    total = cell.get("total", experts)
+    slots = [make.choice(chosen, low=0, high=total) for _ in range(tokens)]
+    situ = cell.get("activation", "situ") == "situ"
+    return {
+        "z": make.normal(tokens, cell["L"]),
+        "ids": torch.stack(slots),
+        "weights": make.uniform(tokens, chosen, low=0.05, high=2.0 / chosen, dtype="f32"),
+        **_weights(cell, make),
+        "first_expert": cell.get("first", 0),
+        "activation": "situ" if situ else "silu",
+        "beta": 4.0 if situ else None,
+        "linear_beta": 25.0 if situ else None,
+    }
+
+
+def _weights(cell: Cell, make: InputMaker) -> dict[str, Any]:
+    experts, width, latent = cell["E"], cell["I"], cell["L"]
+    if not cell.get("mxfp4"):
+        return {
+            "w13": make.normal(experts, 2 * width, latent, scale=2 * latent**-0.5),
+            "w13_scale": None,
+            "w2": make.normal(experts, latent, width, scale=width**-0.5),
+            "w2_scale": None,
+        }
+
+    def codes(*shape: int) -> torch.Tensor:
+        return make.integers(*shape, low=0, high=256, dtype="u8")
+
+    def scales(*shape: int) -> torch.Tensor:
+        return make.integers(*shape, low=121, high=125, dtype="u8")
+
+    return {
+        "w13": codes(experts, 2 * width, latent // 2),
+        "w13_scale": scales(experts, 2 * width, latent // 32),
+        "w2": codes(experts, latent, width // 2),
+        "w2_scale": scales(experts, latent, width // 32),
+    }
+
+
+def valid(*, ids: torch.Tensor, **_: Any) -> None:
+    ordered = ids.sort(dim=1).values
+    if bool((ordered < 0).any()):
+        raise ContractError(f"ids: {int(ordered.min())} is not an expert")
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        raise ContractError("ids: a token names an expert twice")
+
+
+def cost(sizes: Mapping[str, int]) -> Cost:
+    """Every slot on a different expert, as far as there are so many."""
+    tokens, slots, experts = sizes["T"], sizes["T"] * sizes["k"], sizes["E"]
+    stored = sum(sizes.get(f"{name}_bytes", 0) for name in WEIGHTS)
+    read = stored * min(slots, experts) // experts
+    moved = 2 * tokens * sizes["L"] * sizes["act"] + 12 * slots
+    return Cost(bytes=read + moved, flops=6 * slots * sizes["I"] * sizes["L"])
+
+
+WHERE = (
+    "(w13_scale is None) == w13.is_floating_point()",
+    "(w2_scale is None) == w2.is_floating_point()",
+    "w13.dtype == w2.dtype",
+    "activation in ('situ', 'silu')",
+    "activation == 'silu' or (beta is not None and beta > 0)",
+)
+
+CONTRACT = Contract(
+    axes=AXES,
+    args=ARGS,
+    returns={"y": Arg("T L")},
+    cost=cost,
+    inputs=inputs,
+    where=WHERE,
+    valid=valid,
+    weights=WEIGHTS,
+    cells=(
+        Cell("nano prefill", ("tp1",), T=41, k=4, E=16, L=128, I=128, mxfp4=True),
+        Cell("nano, one token", ("tp1",), T=1, k=4, E=16, L=128, I=128, mxfp4=True),
+        Cell("bf16 experts with SiLU", ("tp1",), T=19, k=2, E=6, L=64, I=96, activation="silu"),
+        Cell("a quarter of the experts", T=23, k=4, E=4, L=64, I=32, total=16, first=4),
+        Cell("no token on this rank", T=2, k=2, E=1, L=64, I=32, total=9, first=9),
+    ),
+    tolerance=TOLERANCE,
+)

@@ -1,0 +1,98 @@
+import pytest
+import torch
+
+from tercel.contract.check import (
+    check_cell,
+    check_control,
+    check_invalid,
+    check_refusal,
+    check_replay,
+    check_roundings,
+    draw,
+)
+from tercel.ops.moe.experts_grouped import CONTRACT, experts_grouped
+
+CELL = CONTRACT.cells[0]
+PORTABLE = experts_grouped.portable.name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+def test_cells(cell, dtype):
+    check_cell(experts_grouped, cell, PORTABLE, dtype=dtype)
+
+
+def test_roundings():
+    check_roundings(experts_grouped, CELL, PORTABLE)
+
+
+def test_replay():
+    check_replay(experts_grouped, CELL, PORTABLE)
+
+
+@pytest.mark.parametrize("implementation", experts_grouped.implementations)
+def test_ranks_of_experts_add_up(implementation):
+    arguments = draw(experts_grouped, CONTRACT.cells[2], dtype=torch.float32)
+    run = experts_grouped.implementation(implementation).run
+    parts = []
+    for first in (0, 2, 4):
+        part = {name: arguments[name][first : first + 2] for name in ("w13", "w2")}
+        parts.append(run(**{**arguments, **part, "first_expert": first}))
+    torch.testing.assert_close(sum(parts), run(**arguments), rtol=0, atol=1e-5)
+
+
+def test_packed_weights_are_the_exact_values():
+    arguments = draw(experts_grouped, CELL, dtype=torch.bfloat16)
+    implementation = experts_grouped.portable
+    packed = implementation.pack(*(arguments[n] for n in CONTRACT.weights), dtype=torch.bfloat16)
+    assert packed[1] is None and packed[3] is None
+    byte, scale = int(arguments["w2"][3, 5, 7]), int(arguments["w2_scale"][3, 5, 0])
+    table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    for offset, code in enumerate((byte & 15, byte >> 4)):
+        value = table[code & 7] * (-1.0 if code & 8 else 1.0) * 2.0 ** (scale - 127)
+        assert float(packed[2][3, 5, 14 + offset]) == value
+    unpacked = experts_grouped(**arguments)
+    again = experts_grouped(**{**arguments, **dict(zip(CONTRACT.weights, packed, strict=True))})
+    assert torch.equal(unpacked, again)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.update(w13_scale=None),
+        lambda a: a.update(w2_scale=a["w2_scale"][..., :-1].contiguous()),
+        lambda a: a.update(w13=a["w13"][..., :-1].contiguous()),
+        lambda a: a.update(ids=a["ids"].int()),
+        lambda a: a.update(weights=a["weights"].bfloat16()),
+        lambda a: a.update(activation="gelu"),
+        lambda a: a.update(beta=None),
+    ],
+    ids=[
+        "codes without scales",
+        "scales too short",
+        "codes too short",
+        "i32 ids",
+        "bf16 weights",
+        "unknown activation",
+        "situ without beta",
+    ],
+)
+def test_refuses(change):
+    check_refusal(experts_grouped, CELL, PORTABLE, change)
+
+
+def test_expert_twice_in_a_row_is_invalid():
+    check_invalid(experts_grouped, CELL, lambda a: a["ids"][0].fill_(3))
+
+
+def test_control_weight_before_the_activation():
+    def broken(z, ids, weights, **rest):
+        ones = torch.ones(len(z), 1)
+        return sum(
+            experts_grouped(
+                z=z * weight[:, None], ids=expert[:, None].clone(), weights=ones, **rest
+            )
+            for expert, weight in zip(ids.unbind(1), weights.unbind(1), strict=True)
+        )
+
+    check_control(experts_grouped, CELL, broken)

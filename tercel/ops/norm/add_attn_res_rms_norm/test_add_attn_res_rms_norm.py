@@ -1,0 +1,59 @@
+import pytest
+import torch
+
+from tercel.contract.check import (
+    check_cell,
+    check_control,
+    check_meta,
+    check_refusal,
+    check_replay,
+    check_roundings,
+)
+from tercel.ops.norm.add_attn_res_rms_norm import CONTRACT, add_attn_res_rms_norm
+
+CELL = CONTRACT.cells[1]
+PORTABLE = add_attn_res_rms_norm.portable.name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+def test_cells(cell, dtype):
+    check_cell(add_attn_res_rms_norm, cell, PORTABLE, dtype=dtype)
+
+
+@pytest.mark.parametrize("cell", CONTRACT.cells[1:3], ids=str)
+def test_roundings(cell):
+    check_roundings(add_attn_res_rms_norm, cell, PORTABLE)
+
+
+def test_meta():
+    check_meta(add_attn_res_rms_norm, CELL, PORTABLE)
+
+
+@pytest.mark.parametrize("cell", CONTRACT.cells[1:3], ids=str)
+def test_replay(cell):
+    check_replay(add_attn_res_rms_norm, cell, PORTABLE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.update(x=a["x"][:-1]),
+        lambda a: a.update(prefix=a["prefix"].bfloat16()),
+        lambda a: a.update(bank=a["bank"].transpose(1, 2).contiguous().transpose(1, 2)),
+        lambda a: a.update(weight=None),
+    ],
+    ids=["fewer tokens", "prefix of another dtype", "bank with strided rows", "no weight"],
+)
+def test_refuses(change):
+    check_refusal(add_attn_res_rms_norm, CELL, PORTABLE, change)
+
+
+def test_control_selects_with_the_old_prefix():
+    def broken(x, prefix, bank, res_norm, res_proj, weight, *, res_eps, eps):
+        options = {"res_eps": res_eps, "eps": eps}
+        weights = (bank, res_norm, res_proj, weight)
+        normed, _, mixture = add_attn_res_rms_norm(prefix, None, *weights, **options)
+        return normed, prefix + x, mixture
+
+    check_control(add_attn_res_rms_norm, CELL, broken)

@@ -1,0 +1,80 @@
+"""One rank's step: plan to device tensors, program, sampler, results to the host."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from tercel.core.cache import ModelCache
+from tercel.core.inputs import StepInputs, build_inputs
+from tercel.core.sampling import StepResult
+from tercel.core.step import StepClass, StepPlan, TokenLimits, classify
+from tercel.runtime.sampler import Sampler
+
+
+class Program(Protocol):
+    """What tercel.targets resolves a configuration to."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Calls so far per site, op and implementation."""
+        ...
+
+    def run(self, inputs: StepInputs, cache: ModelCache, step_class: StepClass) -> torch.Tensor:
+        """Logits of the sampled rows [S, vocabulary of this rank] f32; updates the caches."""
+        ...
+
+
+class ModelRunner:
+    """Owns a rank's caches and runs plans on them. See tercel.runtime.runner.Runner."""
+
+    def __init__(
+        self,
+        program: Program,
+        cache: ModelCache,
+        sampler: Sampler,
+        *,
+        limits: TokenLimits,
+        page_size: int,
+        device: torch.device,
+        row_buckets: tuple[int, ...] = (),
+    ) -> None:
+        """`row_buckets`: row counts, ascending, that steps without prefill are padded to."""
+        self._program = program
+        self._cache = cache
+        self._sampler = sampler
+        self._limits = limits
+        self._page_size = page_size
+        self._device = device
+        self._row_buckets = row_buckets
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """One step; an entry for each row that samples."""
+        self._clear(plan.fresh_pages)
+        padded = self._padded(plan)
+        inputs = build_inputs(padded, page_size=self._page_size, device=self._device)
+        logits = self._program.run(inputs, self._cache, classify(padded, self._limits))
+        draws = plan.draws
+        return self._sampler.run(logits[: len(draws)], draws) if draws else StepResult(())
+
+    def calls(self) -> Mapping[str, int]:
+        """Calls so far per site, op and implementation."""
+        return self._program.counts
+
+    def close(self) -> None:
+        """Lets go of weights and caches."""
+        del self._program, self._cache
+
+    def _clear(self, pages: tuple[int, ...]) -> None:
+        if pages:
+            index = torch.tensor(pages, device=self._device)
+            for layer in self._cache.latent.values():
+                layer.pages.index_fill_(0, index, 0)
+
+    def _padded(self, plan: StepPlan) -> StepPlan:
+        """Padded rows come last, and so do their logits."""
+        if plan.prefill:
+            return plan
+        rows = len(plan.verify)
+        return plan.padded(next((size for size in self._row_buckets if size >= rows), rows))

@@ -1,0 +1,112 @@
+"""From a configuration to a program that runs: route, bind, record, prove, load."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tercel.config import EngineConfig
+from tercel.core.arch import Arch
+from tercel.core.cache import ModelCache
+from tercel.core.group import Group
+from tercel.core.layout import Layout
+from tercel.core.model import ModelConfig
+from tercel.core.parameters import ModelWeights
+from tercel.core.step import StepClass
+from tercel.errors import ConfigError
+from tercel.parallel import SingleGroup
+from tercel.targets.binding import Binding, bind, packs
+from tercel.targets.program import (
+    Program,
+    Rank,
+    certified_fraction,
+    digest,
+    prove_decode_reads_nothing,
+    record,
+)
+from tercel.targets.recording import Call
+from tercel.targets.routing import Question, Route, route
+from tercel.targets.state import CacheSizes, create_cache
+from tercel.weights.load import meta_model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A target resolved for one rank, before any weight is read."""
+
+    route: Route
+    binding: Binding
+    place: Rank
+    dtype: torch.dtype
+    calls: Mapping[StepClass, tuple[Call, ...]]
+    digest: str
+    """What ranks compare before they load."""
+
+    @property
+    def certified(self) -> float:
+        """Share of the decode step's op calls that are certified on this architecture."""
+        return certified_fraction(self.calls[StepClass.DECODE])
+
+    def program(self, weights: ModelWeights, group: Group) -> Program:
+        return Program(self.route.row, self.binding, weights, group, self.place)
+
+    def packs(self) -> dict[str, Callable[[Any], Any]]:
+        return packs(self.binding, self.dtype)
+
+
+def device_of(config: EngineConfig) -> torch.device:
+    """The device that `config` asks for; ConfigError where there is none."""
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(config.device)
+    except RuntimeError as error:
+        raise ConfigError(f"device={config.device!r}: use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={config.device!r}: no CUDA device is visible; use device=cpu")
+    return device
+
+
+def dtype_of(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """The activation dtype: what was asked for, else fp32 on a CPU and bf16 on a GPU."""
+    if config.dtype != "auto":
+        return DTYPES[config.dtype]
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def resolve(
+    model: ModelConfig,
+    config: EngineConfig,
+    *,
+    arch: Arch | None,
+    dtype: torch.dtype,
+    rank: int = 0,
+) -> Plan:
+    """Chooses the target, binds its sites, and runs its recipe on meta tensors: every call is
+    checked against its contract, and decode steps are proven free of host reads."""
+    layout = Layout.parse(config.layout)
+    layout.check(model)
+    routed = route(Question(model, config, layout, arch))
+    binding = bind(routed.row, arch or Arch.CPU)
+    place = Rank(layout, rank, model)
+    weights = meta_model(model, layout, rank, dtype=dtype, packs=packs(binding, dtype))
+    cache = meta_cache(place, config.page_size, dtype)
+    resolved = (routed.row, binding, weights, cache, place, config.page_size)
+    calls = record(*resolved)
+    prove_decode_reads_nothing(*resolved)
+    return Plan(routed, binding, place, dtype, calls, digest(routed.row, calls))
+
+
+def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:
+    """Caches of a few pages and slots without memory, for recording."""
+    return create_cache(
+        place.layout,
+        SingleGroup(),
+        model=place.model,
+        sizes=CacheSizes(num_pages=4, page_size=page_size, num_slots=4),
+        dtype=dtype,
+        device=torch.device("meta"),
+    )

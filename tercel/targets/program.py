@@ -1,0 +1,146 @@
+"""A target resolved for one rank: what it runs, printed, hashed and run."""
+
+import hashlib
+import importlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+
+import msgspec
+import torch
+
+from tercel.blocks.sites import SiteTable
+from tercel.core.cache import ModelCache
+from tercel.core.group import Group
+from tercel.core.inputs import StepInputs, build_inputs
+from tercel.core.layout import Axis, Layout
+from tercel.core.model import ModelConfig
+from tercel.core.parameters import ModelWeights
+from tercel.core.step import Row, StepClass, StepPlan
+from tercel.targets.binding import Binding, counted_table
+from tercel.targets.recording import Call, Recorder, RecordingGroup, running_table
+from tercel.targets.table import TargetRow
+
+Recipe = Callable[..., torch.Tensor]
+
+RECORDED_PLANS: Mapping[StepClass, StepPlan] = {
+    StepClass.PREFILL: StepPlan(prefill=(Row("a", (1,) * 5, 0, 1, (1,)),)),
+    StepClass.DECODE: StepPlan(verify=(Row("a", (1,), 3, 1, (1,)), Row("b", (1,), 4, 2, (2,)))),
+    StepClass.VERIFY: StepPlan(verify=(Row("a", (1,) * 3, 3, 1, (1,)),)),
+    StepClass.MIXED: StepPlan(
+        prefill=(Row("a", (1,) * 5, 0, 1, (1,)),), verify=(Row("b", (1,), 4, 2, (2,)),)
+    ),
+}
+"""One small step per class: the ops of a program and their order do not depend on sizes."""
+
+
+def load_recipe(row: TargetRow) -> Recipe:
+    module = importlib.import_module(f"tercel.targets.recipes.{row.recipe}")
+    return module.forward  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process's place in a layout."""
+
+    layout: Layout
+    rank: int
+    model: ModelConfig
+
+    @property
+    def first_expert(self) -> int:
+        """The first routed expert that this rank holds."""
+        return self.layout.local_range(Axis.EXPERTS, self.rank, self.model.num_experts).start
+
+
+@dataclass
+class Program:
+    """A row's recipe with its implementations and this rank's weights."""
+
+    row: TargetRow
+    binding: Binding
+    weights: ModelWeights
+    group: Group
+    place: Rank
+    counts: Counter[str] = field(default_factory=Counter)
+    """Calls per site, op and implementation since the start."""
+
+    def __post_init__(self) -> None:
+        self._recipe = load_recipe(self.row)
+        self._tables: dict[StepClass, SiteTable] = {
+            step_class: counted_table(bound, self.counts)
+            for step_class, bound in self.binding.items()
+        }
+
+    def run(self, inputs: StepInputs, cache: ModelCache, step_class: StepClass) -> torch.Tensor:
+        """Logits of the sampled rows [S, V / tp] fp32; caches are updated in place."""
+        return self._recipe(
+            self._tables[step_class],
+            self.weights,
+            cache,
+            inputs,
+            self.group,
+            self.place.model,
+            self.place.first_expert,
+        )
+
+
+def record(
+    row: TargetRow,
+    binding: Binding,
+    weights: ModelWeights,
+    cache: ModelCache,
+    place: Rank,
+    page_size: int,
+) -> dict[StepClass, tuple[Call, ...]]:
+    """The ops of every step class, in order, from meta weights and caches. Every call is checked
+    against its contract on the way."""
+    recipe, calls = load_recipe(row), {}
+    for step_class, plan in RECORDED_PLANS.items():
+        if step_class == StepClass.VERIFY and not _has_drafts(cache):
+            continue
+        recorder = Recorder(dict(binding[step_class]))
+        group = RecordingGroup(place.rank % place.layout.tp, place.layout.tp, recorder)
+        inputs = build_inputs(plan, page_size=page_size, device=torch.device("meta"))
+        recipe(recorder.table, weights, cache, inputs, group, place.model, place.first_expert)
+        calls[step_class] = tuple(recorder.calls)
+    return calls
+
+
+def prove_decode_reads_nothing(
+    row: TargetRow,
+    binding: Binding,
+    weights: ModelWeights,
+    cache: ModelCache,
+    place: Rank,
+    page_size: int,
+) -> None:
+    """Runs the bound decode implementations on meta tensors. Raises where one reads a tensor on
+    the host or returns another shape than its contract says."""
+    recorder = Recorder({})
+    group = RecordingGroup(place.rank % place.layout.tp, place.layout.tp, recorder)
+    inputs = build_inputs(
+        RECORDED_PLANS[StepClass.DECODE], page_size=page_size, device=torch.device("meta")
+    )
+    table = running_table(binding, StepClass.DECODE)
+    load_recipe(row)(table, weights, cache, inputs, group, place.model, place.first_expert)
+
+
+def digest(row: TargetRow, calls: Mapping[StepClass, tuple[Call, ...]]) -> str:
+    """The hash that ranks compare before weights load; receipts' status is not part of it."""
+    listed = {
+        step_class.value: [{**asdict(call), "status": ""} for call in items]
+        for step_class, items in sorted(calls.items())
+    }
+    text = msgspec.json.encode({"target": row.name, "recipe": row.recipe, "calls": listed})
+    return hashlib.sha256(text).hexdigest()
+
+
+def certified_fraction(calls: tuple[Call, ...]) -> float:
+    """The share of op calls whose implementation is certified on this architecture."""
+    ops = [call for call in calls if call.site != "exchange"]
+    return sum(call.status == "certified" for call in ops) / max(len(ops), 1)
+
+
+def _has_drafts(cache: ModelCache) -> bool:
+    return any(layer.draft_k.shape[1] > 0 for layer in cache.kda.values())

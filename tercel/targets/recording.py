@@ -1,0 +1,160 @@
+"""The recipe run on meta tensors: the ordered list of ops that a rank runs for a kind of step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tercel.blocks.sites import SiteTable, table
+from tercel.core.step import StepClass
+from tercel.errors import ContractError
+from tercel.targets.binding import Binding, Bound
+
+
+@dataclass(frozen=True)
+class Call:
+    """One op, or one exchange between ranks, of a program."""
+
+    site: str
+    op: str
+    implementation: str
+    status: str
+    shapes: tuple[tuple[str, tuple[int, ...], str], ...]
+    """(argument, shape, dtype) of this rank's tensors."""
+    bytes: int
+    flops: int
+
+
+class Recorder:
+    """A site table that checks and notes every call and computes nothing."""
+
+    def __init__(self, bound: dict[str, Bound]) -> None:
+        self.calls: list[Call] = []
+        self.table: SiteTable = table({site: self._site(item) for site, item in bound.items()})
+        self._written: frozenset[int] = frozenset()
+        self._last = ""
+
+    def _site(self, bound: Bound) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            arguments, results, cost = bound.op.record(*args, **kwargs)
+            self._check_launch_order(bound, arguments, results)
+            self.calls.append(
+                Call(
+                    bound.site,
+                    bound.op.name,
+                    bound.implementation.name,
+                    bound.status.value,
+                    _shapes(arguments),
+                    cost.bytes,
+                    cost.flops,
+                )
+            )
+            return results
+
+        return call
+
+    def exchange(self, name: str, x: torch.Tensor) -> None:
+        shapes = (("x", tuple(x.shape), _dtype(x)),)
+        self.calls.append(Call("exchange", name, "group", "", shapes, 2 * x.nbytes, 0))
+        self._written = frozenset()
+
+    def _check_launch_order(self, bound: Bound, arguments: dict[str, Any], results: Any) -> None:
+        """Arguments that an op reads before it waits for the previous launch must not have been
+        written by that launch."""
+        for hazard in bound.op.contract.hazards:
+            if hazard.kind != "early_read":
+                continue
+            for name in hazard.args:
+                value = arguments.get(name)
+                if isinstance(value, torch.Tensor) and _storage(value) in self._written:
+                    raise ContractError(
+                        f"{bound.site}: {bound.op.name} reads {name} before it waits for "
+                        f"{self._last}, which writes it"
+                    )
+        written = [arguments[name] for name in bound.op.contract.written]
+        made = results if isinstance(results, tuple) else (results,)
+        self._written = frozenset(
+            _storage(x) for x in (*written, *made) if isinstance(x, torch.Tensor)
+        )
+        self._last = bound.op.name
+
+
+class RecordingGroup:
+    """Notes exchanges and returns tensors of the right shape."""
+
+    def __init__(self, rank: int, world_size: int, recorder: Recorder) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._recorder = recorder
+
+    def _note(self, name: str, x: torch.Tensor) -> None:
+        if self.world_size > 1:
+            self._recorder.exchange(name, x)
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        self._note("all_reduce", x)
+        return x if self.world_size == 1 else torch.empty_like(x)
+
+    def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        self._note("all_gather", x)
+        return torch.cat([x] * self.world_size, dim=dim)
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        self._note("reduce_scatter", x)
+        return x.chunk(self.world_size, dim=dim)[self.rank].contiguous()
+
+    def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        self._note("all_to_all", chunks[0])
+        return list(chunks)
+
+    def send(self, x: torch.Tensor, rank: int) -> None:
+        self._note("send", x)
+
+    def recv(self, like: torch.Tensor, rank: int) -> torch.Tensor:
+        self._note("recv", like)
+        return torch.empty_like(like)
+
+    def vote(self, agree: bool) -> bool:
+        return agree
+
+
+def running_table(binding: Binding, step_class: StepClass) -> SiteTable:
+    """The bound implementations themselves on meta tensors: any that reads a tensor on the host
+    raises, which is how decode steps are proven free of it."""
+
+    def checked(bound: Bound) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            _, expected, _ = bound.op.record(*args, **kwargs)
+            actual = bound.implementation.run(*args, **kwargs)
+            if _result_shapes(actual) != _result_shapes(expected):
+                raise ContractError(
+                    f"{bound.op.name}: {bound.implementation.name} returns "
+                    f"{_result_shapes(actual)}, its contract says {_result_shapes(expected)}"
+                )
+            return actual
+
+        return call
+
+    return table({site: checked(bound) for site, bound in binding[step_class].items()})
+
+
+def _result_shapes(results: Any) -> list[tuple[tuple[int, ...], str]]:
+    values = results if isinstance(results, tuple) else (results,)
+    return [(tuple(x.shape), _dtype(x)) for x in values if isinstance(x, torch.Tensor)]
+
+
+def _shapes(arguments: dict[str, Any]) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    return tuple(
+        (name, tuple(value.shape), _dtype(value))
+        for name, value in arguments.items()
+        if isinstance(value, torch.Tensor)
+    )
+
+
+def _dtype(x: torch.Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _storage(x: torch.Tensor) -> int:
+    return int(x.untyped_storage()._cdata)

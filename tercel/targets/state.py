@@ -1,0 +1,106 @@
+"""The state of one rank: built by one function, in layer order, before anything is captured."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tercel.contract import StateSpec
+from tercel.core.cache import KdaCache, LatentCache, ModelCache
+from tercel.core.group import Group
+from tercel.core.layout import Layout
+from tercel.core.model import ModelConfig
+from tercel.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """Sinks included: page 0 and slot 0 belong to nobody."""
+
+    num_pages: int
+    page_size: int
+    num_slots: int
+    max_draft: int = 0
+
+
+def create_cache(
+    layout: Layout,
+    group: Group,
+    *,
+    model: ModelConfig,
+    sizes: CacheSizes,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> ModelCache:
+    """Zeroed caches of this rank's heads. Raises ConfigError on every rank if one cannot."""
+    problem = _problem(sizes)
+    if not group.vote(problem is None):
+        raise ConfigError(problem or "another rank cannot create its caches")
+    latent, kda = {}, {}
+    for layer in range(model.num_hidden_layers):
+        if model.is_mla(layer):
+            latent[layer] = _latent(model, sizes, dtype, device)
+        else:
+            kda[layer] = _kda(model, layout, sizes, dtype, device)
+    return ModelCache(latent, kda)
+
+
+CACHE = StateSpec(
+    contents="paged latents per MLA layer; convolution window, recurrent state and draft records "
+    "per KDA layer",
+    create=create_cache,
+    call_order="prefill a row from context 0 before decoding it; append latents before attending",
+    wrong_order="attention reads another request's page, or the recurrence continues its state",
+    shared_by=(
+        "causal_conv1d",
+        "kda_prefill",
+        "kda_decode",
+        "kda_verify",
+        "kda_commit",
+        "mla_append",
+        "mla_query_append",
+        "mla_prefill",
+        "mla_decode",
+    ),
+)
+
+
+def _problem(sizes: CacheSizes) -> str | None:
+    if sizes.num_pages < 2 or sizes.num_slots < 2:
+        return (
+            f"cache: {sizes.num_pages} pages and {sizes.num_slots} slots leave nothing besides the "
+            "sinks; raise cache_tokens or max_running"
+        )
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        return "cache: cannot be created while a graph is captured; create it first"
+    return None
+
+
+def _latent(
+    model: ModelConfig, sizes: CacheSizes, dtype: torch.dtype, device: torch.device
+) -> LatentCache:
+    shape = (sizes.num_pages, sizes.page_size, model.mla_latent_dim)
+    return LatentCache(torch.zeros(shape, dtype=dtype, device=device))
+
+
+def _kda(
+    model: ModelConfig,
+    layout: Layout,
+    sizes: CacheSizes,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KdaCache:
+    heads, dim, slots = model.kda_num_heads // layout.tp, model.kda_head_dim, sizes.num_slots
+    window = model.conv_kernel_size - 1 + sizes.max_draft
+    drafts = (slots, sizes.max_draft, heads)
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    return KdaCache(
+        conv=zeros(slots, window, 3 * heads * dim, dtype=dtype),
+        recurrent=zeros(slots, heads, dim, dim),
+        draft_k=zeros(*drafts, dim),
+        draft_v=zeros(*drafts, dim, dtype=dtype),
+        draft_g=zeros(*drafts, dim),
+        draft_beta=zeros(*drafts),
+    )

@@ -1,0 +1,189 @@
+"""Accounts for every tensor of a checkpoint: which field it becomes, or why it is not loaded."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tercel.core.model import ModelConfig
+from tercel.errors import ConfigError
+from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.header import DTYPE_BITS, StoredTensor
+from tercel.weights.problems import Problem
+from tercel.weights.rows import Node, Row, Source, matrix_format
+from tercel.weights.table import KIMI_K3, KIMI_LINEAR, NOT_LOADED, Family, model_table
+from tercel.weights.vision import vision_sources
+
+_PUBLISHED_FORMATS = {"mxfp4-pack-quantized": "mxfp4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    field: str | None
+    """Field of ModelWeights, e.g. layers.3.attention.proj; None: not loaded."""
+    part: str
+    """text model, vision tower, vision projector."""
+    used: int | None = None
+    """Leading values that are not padding; None: all."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    entries: tuple[Entry, ...]
+
+    @property
+    def num_tensors(self) -> int:
+        return len(self.entries)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.num_bytes for entry in self.entries)
+
+    def by(self, attribute: str) -> dict[str, dict[str, int]]:
+        """Tensors and bytes per value of `dtype`, `part`, ..., largest first."""
+        totals: dict[str, dict[str, int]] = {}
+        for entry in self.entries:
+            group = totals.setdefault(getattr(entry, attribute), {"tensors": 0, "bytes": 0})
+            group["tensors"] += 1
+            group["bytes"] += entry.num_bytes
+        return dict(sorted(totals.items(), key=lambda item: -item[1]["bytes"]))
+
+
+def manifest_from_config(config_json: Mapping[str, Any]) -> Manifest:
+    """The tensors that a published checkpoint with this config.json holds.
+
+    Kimi-Linear's small tensors (convolutions, A_log, dt_bias, o_norm) are stored in bf16 or fp32
+    depending on the release; the table's choice is counted here, and the header decides on loading.
+
+    Raises:
+        ConfigError: the config cannot run, or declares an unknown quantization.
+    """
+    config = ModelConfig.from_dict(config_json)
+    table = model_table(config, family_of_config(config_json), _declared_format(config_json))
+    entries = [
+        _entry(key, source, ", ".join(fields), "text model")
+        for key, (source, _, fields) in expected(table).items()
+    ]
+    for part, source in vision_sources(config_json.get("vision_config")):
+        entries.append(_entry(source.key, source, None, part))
+    return Manifest(tuple(entries))
+
+
+def family_of_config(config_json: Mapping[str, Any]) -> Family:
+    """K3 wraps its text model's config, Kimi-Linear does not."""
+    return KIMI_K3 if "text_config" in config_json else KIMI_LINEAR
+
+
+def family_of_checkpoint(checkpoint: Checkpoint) -> Family:
+    names = {*checkpoint.tensors, *checkpoint.unreadable}
+    wrapped = any(name.startswith(KIMI_K3.prefix) for name in names)
+    return KIMI_K3 if wrapped else KIMI_LINEAR
+
+
+def checkpoint_table(
+    checkpoint: Checkpoint, config: ModelConfig, layers: range | None = None
+) -> Node:
+    """The table whose key prefix and matrix formats are those of the tensors that there are."""
+    names = {**checkpoint.tensors, **dict.fromkeys(checkpoint.unreadable)}
+    family = family_of_checkpoint(checkpoint)
+    return model_table(config, family, lambda key: matrix_format(key, names), layers)
+
+
+def account(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Manifest, list[Problem]]:
+    """The manifest of what is there, and everything that is wrong with it.
+
+    Reads no data but the tensors that are padded, to see that the padding is zero.
+    """
+    wanted = expected(checkpoint_table(checkpoint, config))
+    problems = list(checkpoint.problems)
+    reported = {problem.key for problem in problems}
+    fields: dict[str, str] = {}
+    sound: dict[str, Source] = {}
+    for key, (source, row, paths) in wanted.items():
+        stored = checkpoint.tensors.get(key)
+        if stored is None:
+            if key not in checkpoint.unreadable and key not in reported:
+                text = f"is missing, {', '.join(paths)} needs it"
+                problems.append(Problem(str(checkpoint.path), key, text))
+            continue
+        fields[key] = ", ".join(paths)
+        wrong = _mismatches(stored, source, row)
+        problems += wrong
+        if not wrong and stored.name not in reported:
+            sound[key] = source
+    problems += _padding(checkpoint, sound)
+    entries = []
+    for stored in checkpoint.tensors.values():
+        part, field = _part(stored.name), fields.get(stored.name)
+        if part == "text model" and field is None:
+            problems.append(Problem(stored.shard.name, stored.name, "is not a tensor of the model"))
+        entry = Entry(stored.name, stored.shape, stored.dtype, stored.num_bytes, field, part)
+        entries.append(entry)
+    return Manifest(tuple(entries)), problems
+
+
+def expected(table: Node) -> dict[str, tuple[Source, Row, list[str]]]:
+    """Every key that the table reads: how, and into which fields."""
+    wanted: dict[str, tuple[Source, Row, list[str]]] = {}
+    for path, row in table.rows():
+        for key, source in row.stored():
+            wanted.setdefault(key, (source, row, []))[2].append(path)
+    return wanted
+
+
+def _part(key: str) -> str:
+    return next(
+        (part for prefix, part in NOT_LOADED.items() if key.startswith(prefix)), "text model"
+    )
+
+
+def _mismatches(stored: StoredTensor, source: Source, row: Row) -> list[Problem]:
+    file, key = stored.shard.name, stored.name
+    problems = []
+    if source.used is not None:
+        if math.prod(stored.shape) < source.used:
+            text = f"has shape {list(stored.shape)}, expected at least {source.used} values"
+            problems.append(Problem(file, key, text))
+    elif stored.shape != source.shape:
+        text = f"has shape {list(stored.shape)}, expected {list(source.shape)}"
+        problems.append(Problem(file, key, text))
+    if stored.dtype not in row.allowed:
+        text = f"has dtype {stored.dtype}, expected {' or '.join(row.allowed)}"
+        problems.append(Problem(file, key, text))
+    return problems
+
+
+def _padding(checkpoint: Checkpoint, sound: Mapping[str, Source]) -> list[Problem]:
+    """Tensors whose values after the used ones are not all zero."""
+    padded = [checkpoint.tensors[key] for key, source in sound.items() if source.used is not None]
+    reader, problems = checkpoint.reader(), []
+    for stored in sorted(padded, key=lambda item: item.shard):
+        used = sound[stored.name].used
+        if (
+            stored.shard not in checkpoint.damaged
+            and reader.tensor(stored.name).flatten()[used:].any()
+        ):
+            text = f"its values past the first {used} are padding and must be zero"
+            problems.append(Problem(stored.shard.name, stored.name, text))
+    return problems
+
+
+def _declared_format(config_json: Mapping[str, Any]) -> Callable[[str], str]:
+    text = config_json.get("text_config", config_json)
+    quantization = text.get("quantization_config") or config_json.get("quantization_config")
+    if not quantization:
+        return lambda key: "plain"
+    declared = quantization.get("format")
+    if declared not in _PUBLISHED_FORMATS:
+        known = ", ".join(_PUBLISHED_FORMATS)
+        raise ConfigError(f"quantization_config.format={declared!r} is unknown; expected {known}")
+    return lambda key: _PUBLISHED_FORMATS[declared]
+
+
+def _entry(key: str, source: Source, field: str | None, part: str) -> Entry:
+    num_bytes = math.prod(source.shape) * DTYPE_BITS[source.dtype] // 8
+    return Entry(key, source.shape, source.dtype, num_bytes, field, part, source.used)

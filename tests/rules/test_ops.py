@@ -1,0 +1,94 @@
+"""Every op folder is complete, and its parts agree."""
+
+import importlib
+import inspect
+import re
+
+import pytest
+import torch
+
+from tercel.contract import Arg, Op
+from tercel.contract.check import draw
+from tests.rules.sources import OP_FOLDERS, ROOT
+
+REQUIRED = ("__init__.py", "contract.py", "reference.py", "op.py")
+TOGETHER = ("bench.py", "receipts.json")
+
+
+def load(folder) -> Op:
+    module = ".".join(folder.relative_to(ROOT).parts)
+    return getattr(importlib.import_module(f"{module}.op"), folder.name)
+
+
+@pytest.mark.parametrize("folder", OP_FOLDERS, ids=lambda path: path.name)
+class TestFolder:
+    def test_is_complete(self, folder):
+        missing = [name for name in REQUIRED if not (folder / name).is_file()]
+        if not (folder / f"test_{folder.name}.py").is_file():
+            missing.append(f"test_{folder.name}.py")
+        assert missing == []
+
+    def test_kernel_bench_and_receipts_all_or_none(self, folder):
+        has_kernel = any(folder.glob("kernel_*.py"))
+        assert [(folder / name).is_file() for name in TOGETHER] == [has_kernel] * len(TOGETHER)
+
+    def test_implementations_repeat_the_signature(self, folder):
+        op = load(folder)
+        for implementation in op.implementations.values():
+            names = list(inspect.signature(implementation.run).parameters)
+            assert names == list(op.signature.parameters), implementation.name
+
+    def test_contract_is_documented(self, folder):
+        op = load(folder)
+        module = importlib.import_module(f"{op.folder}.contract")
+        assert module.__doc__ and "Source:" in module.__doc__
+        assert op.__doc__ and "Args:" in op.__doc__
+
+    def test_cells_say_why(self, folder):
+        cells = load(folder).contract.cells
+        assert cells
+        assert all(len(cell.why) > 8 for cell in cells)
+        assert any(cell.layouts for cell in cells)
+        assert len({str(cell) for cell in cells}) == len(cells)
+
+    def test_tolerances_are_derived(self, folder):
+        contract = load(folder).contract
+        results = [*contract.returns, *contract.written]
+        assert all(len(contract.tolerance_of(name).why) > 20 for name in results)
+
+    def test_test_has_a_negative_control_and_refusals(self, folder):
+        text = (folder / f"test_{folder.name}.py").read_text(encoding="utf-8")
+        assert "check_control" in text and "check_refusal" in text and "check_replay" in text
+
+    def test_axes_are_known(self, folder):
+        contract = load(folder).contract
+        names = set()
+        for arg in [*contract.args.values(), *contract.returns.values()]:
+            if isinstance(arg, Arg):
+                names |= set(re.findall(r"[A-Za-z_]\w*", arg.shape))
+        values = {name for name, arg in contract.args.items() if not isinstance(arg, Arg)}
+        assert names <= set(contract.axes) | values
+
+
+def test_names_follow_the_computation():
+    for folder in OP_FOLDERS:
+        assert re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)*", folder.name)
+        assert not folder.name.startswith(("k3_", "kimi_", "fast_"))
+
+
+@pytest.mark.parametrize("folder", OP_FOLDERS, ids=lambda path: path.name)
+def test_every_cell_can_be_recorded(folder):
+    """The shape-only form gives what the reference gives, and the cost is known."""
+    op = load(folder)
+    for cell in op.contract.cells:
+        arguments = draw(op, cell, dtype=torch.bfloat16)
+        meta = {
+            name: value.to("meta") if isinstance(value, torch.Tensor) else value
+            for name, value in arguments.items()
+        }
+        _, results, cost = op.record(**meta)
+        assert cost.bytes > 0 or 0 in cell.sizes.values()
+        names = list(op.contract.returns)
+        assert len(names) == (
+            0 if results is None else len(results) if isinstance(results, tuple) else 1
+        )

@@ -1,0 +1,150 @@
+"""One tiny random checkpoint per family, as a program and as the reference."""
+
+import atexit
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch
+from safetensors.torch import load_file
+
+from tercel.config import EngineConfig
+from tercel.core.arch import Arch
+from tercel.core.inputs import build_inputs
+from tercel.core.model import ModelConfig, read_config_json
+from tercel.core.step import Row, StepPlan, classify
+from tercel.parallel import SingleGroup
+from tercel.reference.kimi_k3 import Config, Model
+from tercel.reference.weights import load_checkpoint_tensors
+from tercel.targets.load import Plan, resolve
+from tercel.targets.program import Program
+from tercel.targets.state import CacheSizes, create_cache
+from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.load import load_model
+from tercel.weights.tiny import tiny_config
+from tercel.weights.write import write_random_checkpoint
+
+FAMILIES = ("kimi_k3", "kimi_linear")
+PAGE = 8
+
+
+@cache
+def checkpoint(family: str) -> Path:
+    """Written once per test session and removed with it."""
+    directory = Path(mkdtemp(prefix="tercel-tests-"))
+    atexit.register(shutil.rmtree, directory)
+    write_random_checkpoint(directory, tiny_config(family, vocab_size=256))
+    return directory
+
+
+@cache
+def reference(family: str) -> Model:
+    """The oracle with the checkpoint's weights, in fp64: the more accurate side."""
+    path = checkpoint(family)
+    model = Model(Config.from_dict(read_config_json(path))).double().eval()
+    load_checkpoint_tensors(model, tensors_of(path))
+    return model
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    return {key: x for shard in path.glob("*.safetensors") for key, x in load_file(shard).items()}
+
+
+@torch.inference_mode()
+def expected(family: str, tokens: Sequence[int]) -> torch.Tensor:
+    """[T, V] logits of every position."""
+    return reference(family)(torch.tensor([tokens]))[0]
+
+
+@cache
+def resolved(family: str) -> Plan:
+    config = EngineConfig(model=family, page_size=PAGE)
+    model = ModelConfig.load(checkpoint(family))
+    return resolve(model, config, arch=Arch.CPU, dtype=torch.float32)
+
+
+@cache
+def program(family: str) -> Program:
+    plan = resolved(family)
+    weights = load_model(
+        Checkpoint.open(checkpoint(family)),
+        plan.place.model,
+        plan.place.layout,
+        0,
+        dtype=plan.dtype,
+        device=torch.device("cpu"),
+        packs=plan.packs(),
+    )
+    return plan.program(weights, SingleGroup())
+
+
+@dataclass
+class Session:
+    """Requests run step by step on one program; pages are handed out from the top down so that
+    block tables are not in order."""
+
+    family: str
+    max_draft: int = 0
+    requests: dict[str, int] = field(default_factory=dict)
+    """Context length per request."""
+
+    def __post_init__(self) -> None:
+        self.program = program(self.family)
+        place = resolved(self.family).place
+        self.cache = create_cache(
+            place.layout,
+            SingleGroup(),
+            model=place.model,
+            sizes=CacheSizes(64, PAGE, 9, self.max_draft),
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        self._pages: dict[str, list[int]] = {}
+        self._free = list(range(1, 64))
+        self._slots: dict[str, int] = {}
+
+    def row(self, name: str, tokens: Sequence[int]) -> Row:
+        """The next `tokens` of request `name`."""
+        start = self.requests.setdefault(name, 0)
+        slot = self._slots.setdefault(name, 8 - len(self._slots))
+        pages = self._pages.setdefault(name, [])
+        while len(pages) * PAGE < start + len(tokens):
+            pages.append(self._free.pop())
+        return Row(name, tuple(tokens), start, slot, tuple(pages))
+
+    @torch.inference_mode()
+    def step(
+        self,
+        prefill: dict[str, Sequence[int]] | None = None,
+        decode: dict[str, Sequence[int]] | None = None,
+        *,
+        pending: dict[str, int] | None = None,
+        accept: dict[str, int] | None = None,
+    ) -> torch.Tensor:
+        """Logits of the last token of each prefill row and of every decode token. `accept` says
+        how many of a row's tokens count; the rest were rejected drafts."""
+        rows = [self.row(name, tokens) for name, tokens in (prefill or {}).items()]
+        verify = [self.row(name, tokens) for name, tokens in (decode or {}).items()]
+        plan = StepPlan(tuple(rows), tuple(verify))
+        inputs = build_inputs(
+            plan, page_size=PAGE, device=torch.device("cpu"), pending=pending or {}
+        )
+        limits = self.program.row.limits
+        logits = self.program.run(inputs, self.cache, classify(plan, limits))
+        for row in plan.rows:
+            kept = (accept or {}).get(row.request_id, row.num_tokens)
+            self.requests[row.request_id] += kept
+        return logits
+
+
+def tokens(count: int, seed: int, family: str) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    vocabulary = resolved(family).place.model.vocab_size
+    return torch.randint(0, vocabulary, (count,), generator=generator).tolist()
+
+
+def relative_error(actual: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((actual.double() - wanted).abs().max() / wanted.abs().max())

@@ -1,0 +1,194 @@
+"""Binding, packing, recording and hashing, each with a second implementation plugged in."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tercel.blocks.sites import SITES, sites
+from tercel.contract import Hazard, Implementation, Op
+from tercel.core.arch import Arch
+from tercel.core.layout import Layout
+from tercel.core.step import StepClass
+from tercel.errors import ConfigError, ContractError
+from tercel.ops.gemm.linear import linear
+from tercel.ops.norm.rms_norm import rms_norm
+from tercel.targets.binding import Bound, bind, counted_table, packs
+from tercel.targets.load import meta_cache
+from tercel.targets.program import Program, Rank, digest, prove_decode_reads_nothing, record
+from tercel.targets.recording import Recorder
+from tercel.targets.table import TargetRow, generic, portable
+from tercel.weights.load import meta_model
+from tests.targets.models import FAMILIES, Session, program, resolved, tokens
+
+ROW = portable("tp1")
+
+
+def transposed(weight, *, dtype):
+    return (weight.t().contiguous().t(),)
+
+
+def double_linear(x, weight, *, sigmoid_from=None):
+    """Gives twice the product, so that a test sees who ran."""
+    return 2 * linear(x, weight, sigmoid_from=sigmoid_from)
+
+
+def with_implementation(binding, site, implementation):
+    """`binding` with another implementation behind one site of every step class."""
+    return {
+        step_class: {
+            **bound,
+            site: replace(bound[site], implementation=implementation, reason="test"),
+        }
+        for step_class, bound in binding.items()
+    }
+
+
+def test_every_site_is_bound_in_every_step_class():
+    binding = bind(ROW, Arch.CPU)
+    assert set(binding) == set(StepClass)
+    assert all(set(bound) == set(SITES) for bound in binding.values())
+    assert all(item.op is sites(c)[s] for c, b in binding.items() for s, item in b.items())
+
+
+def test_generic_falls_to_portable_and_says_why():
+    bound = bind(generic("tp1"), Arch.SM_90)[StepClass.DECODE]["o_proj"]
+    assert bound.implementation is bound.op.portable
+    assert bound.reason == "nothing else is certified on sm_90"
+
+
+def test_a_named_row_must_name_every_site():
+    row = TargetRow("x", "sm_90", "tp1", "kimi", "named", {"embed": "portable"})
+    with pytest.raises(ConfigError, match="has no implementation"):
+        bind(row, Arch.SM_90)
+
+
+def test_a_second_implementation_runs_and_is_counted():
+    session = Session("kimi_k3")
+    binding = with_implementation(
+        session.program.binding, "latent_up", Implementation("double", double_linear)
+    )
+    usual = session.program
+    session.program = Program(usual.row, binding, usual.weights, usual.group, usual.place)
+    text = tokens(5, 0, "kimi_k3")
+    changed = session.step({"a": text})
+    assert not torch.allclose(changed, Session("kimi_k3").step({"a": text}))
+    moe_layers = sum(map(usual.place.model.is_moe, range(usual.place.model.num_hidden_layers)))
+    assert session.program.counts["latent_up:linear:double"] == moe_layers
+
+
+def test_call_counts_equal_the_recorded_program():
+    session = Session("kimi_k3")
+    session.program.counts.clear()
+    session.step({"a": tokens(5, 0, "kimi_k3")})
+    recorded = Counter(
+        f"{call.site}:{call.op}:{call.implementation}"
+        for call in resolved("kimi_k3").calls[StepClass.PREFILL]
+    )
+    assert session.program.counts == recorded
+
+
+def test_packs_reach_the_weights():
+    plan = resolved("kimi_k3")
+    implementation = Implementation("transposed", double_linear, pack=transposed)
+    found = packs(with_implementation(plan.binding, "o_proj", implementation), torch.float32)
+    assert {"KdaWeights.o_proj", "MlaWeights.o_proj"} <= set(found)
+
+
+def test_step_classes_must_share_a_packed_form():
+    binding = dict(resolved("kimi_k3").binding)
+    decode = dict(binding[StepClass.DECODE])
+    other = Implementation("other", double_linear, pack=transposed)
+    decode["o_proj"] = replace(decode["o_proj"], implementation=other)
+    binding[StepClass.DECODE] = decode
+    with pytest.raises(ConfigError, match="o_proj: two step classes want different packed forms"):
+        packs(binding, torch.float32)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_programs_know_bytes_and_flops(family):
+    calls = resolved(family).calls
+    assert {StepClass.PREFILL, StepClass.DECODE, StepClass.MIXED} <= set(calls)
+    assert all(call.bytes > 0 for items in calls.values() for call in items)
+    names = {call.op for call in calls[StepClass.DECODE]}
+    assert {"gemv", "kda_decode", "mla_decode", "experts_decode"} <= names
+    assert not {"linear", "kda_prefill"} & names
+
+
+def test_digest_sees_implementations_and_layouts_but_not_status():
+    plan = resolved("kimi_k3")
+    calls = {c: tuple(replace(x, status="stale") for x in items) for c, items in plan.calls.items()}
+    assert digest(plan.route.row, calls) == plan.digest
+    changed = {c: tuple(replace(x, implementation="x") for x in i) for c, i in plan.calls.items()}
+    assert digest(plan.route.row, changed) != plan.digest
+    assert digest(generic("tp2"), plan.calls) != plan.digest
+
+
+def test_ranks_of_a_layout_record_their_own_shapes():
+    model = resolved("kimi_k3").place.model
+    layout = Layout.parse("tp2_moetp1ep2")
+    row, binding = portable(layout.name), bind(ROW, Arch.CPU)
+    digests = []
+    for rank in range(2):
+        place = Rank(layout, rank, model)
+        weights = meta_model(
+            model, layout, rank, dtype=torch.float32, packs=packs(binding, torch.float32)
+        )
+        cache = meta_cache(place, 8, torch.float32)
+        calls = record(row, binding, weights, cache, place, 8)
+        digests.append(digest(row, calls))
+        exchanges = [call for call in calls[StepClass.DECODE] if call.site == "exchange"]
+        assert len(exchanges) == 2 * model.num_hidden_layers + sum(
+            model.is_moe(i) for i in range(model.num_hidden_layers)
+        )
+        assert place.first_expert == rank * model.num_experts // 2
+    assert digests[0] == digests[1]
+
+
+def test_a_host_read_in_a_decode_step_is_found():
+    def peeks(x, weight, *, sigmoid_from=None):
+        return linear(x, weight) * float(x.sum().item() * 0 + 1)
+
+    plan = resolved("kimi_k3")
+    binding = with_implementation(plan.binding, "o_proj", Implementation("peeks", peeks))
+    weights = meta_model(
+        plan.place.model,
+        plan.place.layout,
+        0,
+        dtype=torch.float32,
+        packs=packs(plan.binding, torch.float32),
+    )
+    cache = meta_cache(plan.place, 8, torch.float32)
+    with pytest.raises(RuntimeError, match="meta"):
+        prove_decode_reads_nothing(plan.route.row, binding, weights, cache, plan.place, 8)
+
+
+def test_launch_order_hazards_are_proven():
+    """An op that reads its input before it waits may not follow the op that writes that input."""
+    early = replace(
+        rms_norm.contract, hazards=(Hazard("early_read", "x is read before the wait", ("x",)),)
+    )
+    op = Op(rms_norm.__wrapped__, early, tuple(rms_norm.implementations.values()))
+    status = resolved("kimi_k3").binding[StepClass.DECODE]["mla_q_norm"].status
+    bound = {
+        "first": Bound("first", rms_norm, rms_norm.portable, status, ""),
+        "second": Bound("second", op, op.portable, status, ""),
+    }
+    x, weight = torch.empty(2, 8, device="meta"), torch.empty(8, device="meta")
+    recorder = Recorder(bound)
+    y = recorder.table.first(x, weight, eps=1e-5)
+    with pytest.raises(ContractError, match="second: rms_norm reads x before it waits"):
+        recorder.table.second(y, weight, eps=1e-5)
+    recorder = Recorder(bound)
+    y = recorder.table.first(x, weight, eps=1e-5)
+    recorder.table.first(x, weight, eps=1e-5)
+    recorder.table.second(y, weight, eps=1e-5)
+
+
+def test_counted_tables_do_not_share_counts():
+    first, second = Counter(), Counter()
+    bound = {"o_proj": program("kimi_k3").binding[StepClass.PREFILL]["o_proj"]}
+    counted_table(bound, first).o_proj(torch.ones(1, 4), torch.ones(2, 4))
+    counted_table(bound, second)
+    assert (sum(first.values()), sum(second.values())) == (1, 0)
