@@ -37,7 +37,7 @@ CALCULATOR: dict[str, Any] = {
 }
 """The tool that problems with `tool_calls` declare, as a chat request spells it."""
 
-STORY_SHARE = 0.4
+STORY_SHARE = 0.25
 """Fraction of the problems of trained templates that are composed."""
 
 Split = Literal["train", "evaluation"]
@@ -131,20 +131,13 @@ class Fragment:
 
 
 @dataclass(frozen=True)
-class Family:
-    """Fragments that fit each other."""
+class Catalogue:
+    """Every template, the fragments of composed stories, and the pools of words that fill them."""
 
+    templates: tuple[Template, ...]
     openings: tuple[Fragment, ...]
     events: tuple[Fragment, ...]
     closings: tuple[Fragment, ...]
-
-
-@dataclass(frozen=True)
-class Catalogue:
-    """Every template, the families of composed stories, and the pools of words that fill them."""
-
-    templates: tuple[Template, ...]
-    families: tuple[Family, ...]
     pools: dict[str, tuple[str, ...]]
 
 
@@ -163,17 +156,12 @@ def catalogue() -> Catalogue:
         )
         for entry in data["template"]
     )
-    families = tuple(
-        Family(
-            **{
-                kind: tuple(Fragment.parse(text, ranges) for text in texts)
-                for kind, texts in family.items()
-            }
-        )
-        for family in data["story"]
-    )
+    fragments = {
+        kind: tuple(Fragment.parse(text, ranges) for text in texts)
+        for kind, texts in data["story"].items()
+    }
     pools = {name: tuple(words) for name, words in data["pools"].items()}
-    return Catalogue(templates, families, pools)
+    return Catalogue(templates, **fragments, pools=pools)
 
 
 def generate(
@@ -193,7 +181,7 @@ def generate(
     while True:
         # The template is kept until a draw fits, so that hard-to-fit stories are as frequent.
         is_story = not held_out and rng.random() < STORY_SHARE
-        template = _compose(rng, rng.choice(known.families)) if is_story else rng.choice(templates)
+        template = _compose(rng, known) if is_story else rng.choice(templates)
         tool = rng.random() < tool_share
         problem = None
         while problem is None or split_of(problem.question) != split:
@@ -288,11 +276,11 @@ def _draw(
     )
 
 
-def _compose(rng: random.Random, family: Family) -> Template:
-    """A story of one to four steps: an opening, events and a closing on one running number."""
-    ends = [rng.choice(family.openings), rng.choice(family.closings)]
-    wanted = rng.randint(1, 4) - sum(fragment.op is not None for fragment in ends)
-    events = [rng.choice(family.events) for _ in range(wanted)]
+def _compose(rng: random.Random, known: Catalogue) -> Template:
+    """A story of two to four steps: an opening, events and a closing on one running number."""
+    ends = [rng.choice(known.openings), rng.choice(known.closings)]
+    wanted = rng.randint(2, 4) - sum(fragment.op is not None for fragment in ends)
+    events = [rng.choice(known.events) for _ in range(wanted)]
     numbers = {"a": ends[0].first or (0, 0)}
     told, steps, running = [], [], "a"
     for index, fragment in enumerate([ends[0], *events, ends[1]]):
@@ -306,13 +294,11 @@ def _compose(rng: random.Random, family: Family) -> Template:
 
 
 def _words(rng: random.Random, pools: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """Two different people, the pronoun of the first, two different kinds of things, a place."""
+    """Two different people, two different kinds of things, and a place."""
     name, friend = rng.sample(pools["name"], 2)
     things, goods = rng.sample(pools["things"], 2)
     place = rng.choice(pools["place"])
-    he, him = rng.choice([("he", "him"), ("she", "her")])
-    people = {"name": name, "friend": friend, "he": he, "He": he.capitalize(), "him": him}
-    return people | {"things": things, "goods": goods, "place": place}
+    return {"name": name, "friend": friend, "things": things, "goods": goods, "place": place}
 
 
 def _operand(term: str, values: dict[str, int]) -> int:

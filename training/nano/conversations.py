@@ -73,9 +73,9 @@ def long_conversations(seed: int, gsm8k: Path) -> Iterator[Conversation]:
     calculations = generate(seed + 1, split="train", tool_share=1.0)
     examples = read_gsm8k(gsm8k)
     kinds: list[tuple[Callable[[], Conversation], float]] = [
-        (partial(_tool_conversation, rng, calculations), 0.44),
-        (partial(_mixed_conversation, rng, problems), 0.4),
-        (lambda: gsm8k_conversation(rng.choice(examples), **_thinking(rng)), 0.16),
+        (partial(_tool_conversation, rng, calculations), 0.4),
+        (partial(_mixed_conversation, rng, problems), 0.36),
+        (lambda: gsm8k_conversation(rng.choice(examples), **_thinking(rng)), 0.24),
     ]
     makers, shares = zip(*kinds, strict=True)
     while True:
