@@ -36,6 +36,8 @@ class StoredTensor:
     start: int
     """First byte after the header."""
     num_bytes: int
+    offset: int
+    """First byte in the file."""
 
 
 class _Entry(msgspec.Struct):
@@ -62,7 +64,15 @@ def read_header(shard: Path) -> tuple[list[StoredTensor], list[Problem]]:
     except msgspec.MsgspecError as error:
         return [], [_damaged(shard, f"its header is not valid: {error}")]
     tensors = [
-        StoredTensor(name, shard, entry.dtype, tuple(entry.shape), begin, end - begin)
+        StoredTensor(
+            name,
+            shard,
+            entry.dtype,
+            tuple(entry.shape),
+            begin,
+            end - begin,
+            _LENGTH_BYTES + length + begin,
+        )
         for name, entry in entries.items()
         for begin, end in [entry.data_offsets]
     ]
