@@ -35,12 +35,11 @@ def dequantize(
     """
     if dtype not in mxfp4.VALUE_DTYPES:
         raise ContractError(f"nvfp4: {dtype} does not hold every code; use bfloat16 or float32")
-    parts = scale_2.shape[-1]
-    values = e2m1.decode(codes, dtype).view(*scale.shape, BLOCK)
-    values.mul_(scale.to(dtype)[..., None])
-    by_part = values.unflatten(-3, (parts, values.shape[-3] // parts))
-    by_part.mul_(scale_2[..., None, None, None])
-    return values.flatten(-2)
+    values = e2m1.decode(codes, dtype)
+    values.view(*scale.shape, BLOCK).mul_(scale.to(dtype)[..., None])
+    by_part = values.view(*scale_2.shape, -1, values.shape[-1])
+    by_part.mul_(scale_2[..., None, None])
+    return values
 
 
 def quantize(w: torch.Tensor, scale_2: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,7 +48,7 @@ def quantize(w: torch.Tensor, scale_2: torch.Tensor) -> tuple[torch.Tensor, torc
     A block's scale is the e4m3 value nearest to its largest magnitude over 6, and at least 2 ** -9;
     values are rounded to the nearest code and saturate at 6.
     """
-    blocks = w.unflatten(-1, (-1, BLOCK))
+    blocks = w.reshape(w.shape[0], -1, BLOCK)
     wanted = blocks.abs().amax(-1) / (6 * scale_2.to(w.dtype))
     scale = wanted.clamp(2.0**MIN_EXPONENT, MAX_SCALE).to(torch.float8_e4m3fn)
     step = scale.to(w.dtype) * scale_2.to(w.dtype)
@@ -97,13 +96,13 @@ def to_mxfp4(
     A block whose halves share a power of two keeps its codes, so that what `from_mxfp4` made of
     it inside its window comes back; any other is quantized from its values.
     """
-    halves = (scale.double() * scale_2.double()).unflatten(-1, (-1, mxfp4.BLOCK // BLOCK))
+    halves = (scale.double() * scale_2.double()).view(len(scale), -1, mxfp4.BLOCK // BLOCK)
     mantissa, exponent = torch.frexp(halves[..., 0])
     byte = exponent - 1 + mxfp4.BIAS
     kept = (mantissa == 0.5) & (halves[..., 0] == halves[..., 1]) & (byte >= 0) & (byte < 255)
     if bool(kept.all()):
         return codes, byte.to(torch.uint8)
     other_codes, other_scale = mxfp4.quantize(dequantize(codes, scale, scale_2, torch.float64))
-    blocks = [x.view(*kept.shape, mxfp4.BLOCK // 2) for x in (codes, other_codes)]
-    merged = torch.where(kept[..., None], *blocks).flatten(-2)
+    ours, theirs = (x.view(*kept.shape, mxfp4.BLOCK // 2) for x in (codes, other_codes))
+    merged = torch.where(kept[..., None], ours, theirs).flatten(-2)
     return merged, torch.where(kept, byte.to(torch.uint8), other_scale)

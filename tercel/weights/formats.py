@@ -33,9 +33,15 @@ class MatrixFormat:
     """What is stored besides, for kernels that quantize activations too."""
 
     @property
-    def codes(self) -> Stored:
-        """The tensor that is there in any case and gives the matrix its shape."""
-        return self.fields[""]
+    def read(self) -> tuple[Stored, ...]:
+        """What the values of a matrix follow from."""
+        scales = () if self.block_scale is None else (self.block_scale,)
+        return (*self.fields.values(), *scales)
+
+    @property
+    def stored(self) -> tuple[Stored, ...]:
+        """Everything that is written for a matrix."""
+        return (*self.read, *self.unread)
 
 
 def _per_block(size: int) -> Callable[[int, int], tuple[int, ...]]:

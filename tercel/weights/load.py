@@ -12,11 +12,12 @@ from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
 from tercel.errors import ConfigError
-from tercel.weights.checkpoint import Checkpoint, Reader
+from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.header import StoredTensor
 from tercel.weights.manifest import account, checkpoint_table
 from tercel.weights.problems import raise_problems
 from tercel.weights.random import random_tensor
+from tercel.weights.reader import Reader
 from tercel.weights.rows import Node, Place, Row, Source
 from tercel.weights.table import KIMI_K3, model_table
 
@@ -205,9 +206,9 @@ class _Piece:
         scale = reader.tensor(self.block_scale.name).clone()
         part = place.cut(self.source, reader.tensor(self.stored.name))
         rows, columns = place.indices(self.source)
-        pieces = (each.split(_FP32_ROWS) for each in (self.target, part, rows))
-        for target, weight, at in zip(*pieces, strict=True):
-            target.copy_(fp8.dequantize(weight, scale, at, columns))
+        for start in range(0, len(part), _FP32_ROWS):
+            at = slice(start, start + _FP32_ROWS)
+            self.target[at].copy_(fp8.dequantize(part[at], scale, rows[at], columns))
 
 
 def _pieces(

@@ -1,21 +1,19 @@
 """Accounts for every tensor of a checkpoint: which field it becomes, or why it is not loaded."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tercel.core.model import ModelConfig
-from tercel.errors import ConfigError
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.formats import matrix_format
 from tercel.weights.header import DTYPE_BITS, StoredTensor
 from tercel.weights.problems import Problem
+from tercel.weights.quantization import declared_format
 from tercel.weights.rows import Node, Source
 from tercel.weights.table import KIMI_K3, KIMI_LINEAR, NOT_LOADED, UNREAD, Family, model_table
 from tercel.weights.vision import vision_sources
-
-_PUBLISHED_FORMATS = {"mxfp4-pack-quantized": "mxfp4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def manifest_from_config(config_json: Mapping[str, Any]) -> Manifest:
         ConfigError: the config cannot run, or declares an unknown quantization.
     """
     config = ModelConfig.from_dict(config_json)
-    table = model_table(config, family_of_config(config_json), _declared_format(config_json))
+    table = model_table(config, family_of_config(config_json), declared_format(config_json))
     entries = [
         _entry(key, source, ", ".join(fields) or None, "text model" if fields else UNREAD)
         for key, (source, fields) in expected(table).items()
@@ -180,18 +178,6 @@ def _padding(checkpoint: Checkpoint, sound: Mapping[str, Source]) -> list[Proble
             text = f"its values past the first {used} are padding and must be zero"
             problems.append(Problem(stored.shard.name, stored.name, text))
     return problems
-
-
-def _declared_format(config_json: Mapping[str, Any]) -> Callable[[str], str]:
-    text = config_json.get("text_config", config_json)
-    quantization = text.get("quantization_config") or config_json.get("quantization_config")
-    if not quantization:
-        return lambda key: "plain"
-    declared = quantization.get("format")
-    if declared not in _PUBLISHED_FORMATS:
-        known = ", ".join(_PUBLISHED_FORMATS)
-        raise ConfigError(f"quantization_config.format={declared!r} is unknown; expected {known}")
-    return lambda key: _PUBLISHED_FORMATS[declared]
 
 
 def _entry(key: str, source: Source, field: str | None, part: str) -> Entry:

@@ -5,8 +5,8 @@
     t_i = act(w2[e_i] @ a_i)
     y   = act(sum_i weights_i * t_i)            fp32, over the slots in order, one rounding
 
-Slots whose expert lives on another rank add nothing. Weights are act, or MXFP4 or NVFP4 (codes and
-scales of tercel.core.mxfp4 and nvfp4) used at their values: activations are never quantized (W4A16).
+Slots whose expert lives on another rank add nothing. Weights are act, or the codes and scales of
+tercel.core.mxfp4 or nvfp4 used at their values: activations are never quantized (W4A16).
 Source: Kimi K3 modeling_kimi_linear.py, KimiSparseMoeBlock.
 """
 
