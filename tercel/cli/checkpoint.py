@@ -33,7 +33,9 @@ from tercel.weights.shards import write_json
 from tercel.weights.tiny import tiny_config
 from tercel.weights.write import write_random_checkpoint
 
-app = typer.Typer(help="Inspect, count, convert and make checkpoints.", no_args_is_help=True)
+app = typer.Typer(
+    help="Inspect, count, convert and make checkpoints.", no_args_is_help=True, add_completion=False
+)
 
 _SPECIAL_SLOTS = 256
 _VOCAB_MULTIPLE = 16  # so that every layout up to sixteen ranks divides the vocabulary

@@ -28,7 +28,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
 
 
 def cost(sizes: Mapping[str, int]) -> Cost:
-    channels = sizes["H"] * sizes["K"]
+    channels = sizes["P"]
     return Cost(
         bytes=sizes["T"] * channels * (sizes["act"] + 4) + 4 * (channels + sizes["H"]),
         flops=10 * sizes["T"] * channels,
@@ -48,7 +48,7 @@ CONTRACT = Contract(
     cost=cost,
     inputs=inputs,
     cells=(
-        Cell("nano", layouts=("tp1",), T=33, H=4, K=128, lower_bound=-5.0),
+        Cell("nano prefill", layouts=("tp1",), T=33, H=4, K=128, lower_bound=-5.0),
         Cell(
             "K3 rank of 16, one token",
             layouts=("tp16_moetp4ep4",),
