@@ -1,7 +1,9 @@
 """`tercel checkpoint`: what a checkpoint holds, what it should hold, other formats, small ones."""
 
 import json
-from collections.abc import Mapping
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,7 +105,7 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint with its experts in another format, and say what that lost."""
-    with loading_bar("Converting") as progress:
+    with _ended_by_sigterm(), loading_bar("Converting") as progress:
         done = convert_checkpoint(source, out, to, fp8_attention=fp8_attention, progress=progress)
     summary = {"model": str(out), "source": str(source), "to": to, **asdict(done)}
     if as_json:
@@ -113,6 +115,20 @@ def convert(
     typer.echo(f"unchanged: {done.copied_tensors:,} tensors, {done.copied_bytes:,} bytes")
     for each in done.exactness:
         typer.echo(f"{each.kind}, {each.source} to {each.target}: {_what_was_lost(each)}")
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as Ctrl-C does, so that what it began is removed."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _what_was_lost(exactness: Exactness) -> str:

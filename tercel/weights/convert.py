@@ -92,7 +92,7 @@ def convert_checkpoint(
         plan.num_bytes,
         len(copies),
         sum(copy.stored.num_bytes for copy in copies),
-        tuple(writing.exactness.values()),
+        tuple(writing.exactness[key] for key in sorted(writing.exactness)),
         files,
     )
 
