@@ -1,4 +1,5 @@
 import gc
+import shutil
 import weakref
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tercel.weights.load import dummy_model, meta_model
 from tercel.weights.manifest import checkpoint_table
 from tercel.weights.rows import Place
 from tercel.weights.tiny import FAMILIES
+from tests.weights.conftest import Model
 from tests.weights.loading import CPU, LAYOUTS, assert_same, flat, load
 
 
@@ -49,6 +51,21 @@ def test_kda_layer_of_kimi_linear(originals):
     )
     assert t[f"{at}q_conv1d.weight"].dtype == torch.bfloat16  # read and kept exactly in fp32
     assert_same(load(originals["kimi_linear"], dtype=torch.bfloat16).layers[0].attention, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_small_tensors_of_kimi_linear_in_either_dtype(originals, tmp_path, dtype):
+    """Releases store them in bf16 or fp32: the header decides, and they are kept in fp32."""
+    shutil.copytree(originals["kimi_linear"].path, tmp_path / "model")
+    model, at = Model(tmp_path / "model"), "model.layers.0.self_attn."
+    names = ("A_log", "dt_bias", "o_norm.weight", "q_conv1d.weight")
+    for name in names:
+        model.change(f"{at}{name}", lambda x: x.to(dtype))
+    got, t = load(model, dtype=torch.bfloat16).layers[0].attention, model.tensors()
+    wanted = [t[f"{at}{name}"].float() for name in names]
+    for value, want in zip((got.A_log, got.dt_bias, got.o_norm, got.conv), wanted, strict=True):
+        assert value.dtype == torch.float32
+        assert torch.equal(value.flatten()[: want.numel()], want.flatten())
 
 
 def test_mla_layer_of_k3(originals):
