@@ -60,8 +60,8 @@ def k3_nvfp4():
 
 
 def test_published_k3_nvfp4(k3_nvfp4):
-    """No byte total of it is known; what its publisher's listing says, values per dtype with the
-    block scales left out, in billions to two places, is what comes out here."""
+    """No byte total of it is known. How many values the hub lists per dtype, block scales left
+    out, in billions to two places, is what comes out here."""
     assert k3_nvfp4.num_tensors == 992_508
     assert k3_nvfp4.num_bytes == 1_609_777_087_808
     values: Counter[str] = Counter()
