@@ -14,7 +14,7 @@ from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights, tensors_of
 from tercel.core.step import StepClass
-from tercel.errors import ConfigError
+from tercel.errors import ConfigError, NoTarget
 from tercel.parallel import SingleGroup
 from tercel.targets.binding import Binding, bind, packs
 from tercel.targets.program import (
@@ -98,9 +98,21 @@ def resolve(
     cache = meta_cache(place, config.page_size, dtype)
     resolved = (routed.row, binding, weights, cache, place, config.page_size)
     calls = record(*resolved)
+    if config.mode == "require":
+        _check_certified(routed, calls[StepClass.DECODE])
     prove_decode_reads_nothing(*resolved)
     weight_bytes = sum(tensor.nbytes for tensor in tensors_of(weights))
     return Plan(routed, binding, place, dtype, calls, digest(routed.row, calls), weight_bytes)
+
+
+def _check_certified(routed: Route, decode: tuple[Call, ...]) -> None:
+    """Raises NoTarget for a named target whose decode steps would run portable sites."""
+    names = {call.site for call in decode if call.implementation in ("portable", "reference")}
+    if names:
+        raise NoTarget(
+            f"mode=require: target {routed.row.name} would decode on portable implementations "
+            f"at {', '.join(sorted(names))}; certify kernels for them, or use mode=auto\n{routed.trace}"
+        )
 
 
 def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:
