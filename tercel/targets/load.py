@@ -111,7 +111,8 @@ def _check_certified(routed: Route, decode: tuple[Call, ...]) -> None:
     if names:
         raise NoTarget(
             f"mode=require: target {routed.row.name} would decode on portable implementations "
-            f"at {', '.join(sorted(names))}; certify kernels for them, or use mode=auto\n{routed.trace}"
+            f"at {', '.join(sorted(names))}; certify kernels for them, or use mode=auto\n"
+            f"{routed.trace}"
         )
 
 
