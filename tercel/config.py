@@ -9,6 +9,9 @@ from tercel.errors import ConfigError, RequestError
 Mode = Literal["off", "auto", "require"]
 T = TypeVar("T")
 
+_LARGEST = 2**31 - 1
+"""Of integers without a limit of their own: they travel to other processes and to devices."""
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -118,10 +121,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         limits: tuple[tuple[str, float, float], ...] = (
-            ("max_tokens", 1, float("inf")),
+            ("max_tokens", 1, _LARGEST),
             ("min_tokens", 0, self.max_tokens),
             ("temperature", 0, 100),
-            ("top_k", 0, float("inf")),
+            ("top_k", 0, _LARGEST),
             ("top_p", 1e-9, 1),
             ("min_p", 0, 1),
             ("repetition_penalty", 1e-9, 100),

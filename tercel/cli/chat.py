@@ -10,7 +10,7 @@ import typer
 
 from tercel.cli.options import Json, dataclass_options
 from tercel.config import EngineConfig, SamplingParams
-from tercel.errors import RequestError
+from tercel.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from tercel.runtime.llm import LLM
@@ -106,7 +106,7 @@ class _Chat:
                 raise
             typer.echo("\n(stopped; the turn is forgotten)")
             return
-        except RequestError as error:
+        except (RequestError, EngineError) as error:
             # In a terminal a conversation that has grown too long can be reset.
             if not self._is_terminal:
                 raise

@@ -28,7 +28,9 @@ from tercel.weights.published import NAMES, published_config
 from tercel.weights.tiny import tiny_config
 from tercel.weights.write import write_json, write_random_checkpoint
 
-app = typer.Typer(help="Inspect, count and make checkpoints.", no_args_is_help=True)
+app = typer.Typer(
+    help="Inspect, count and make checkpoints.", no_args_is_help=True, add_completion=False
+)
 
 _SPECIAL_SLOTS = 256
 _VOCAB_MULTIPLE = 16  # so that every layout up to sixteen ranks divides the vocabulary

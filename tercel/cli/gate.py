@@ -8,24 +8,21 @@ import typer
 
 from tercel.cli.options import Json, dataclass_options
 from tercel.config import EngineConfig
+from tercel.gates.accuracy import AccuracyGate
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 
 @app.callback()
-def gate() -> None:
+def _gate() -> None:
     """Measure a model against what it must reach."""
 
 
 @app.command()
 @dataclass_options(EngineConfig, "engine", skip=("model", "seed", "max_running"))
+@dataclass_options(AccuracyGate, "gate")
 def accuracy(
     model: Annotated[Path, typer.Option(help="Checkpoint directory.")],
-    problems: Annotated[int, typer.Option(min=1, help="Problems of trained templates.")] = 500,
-    held_out: Annotated[int, typer.Option(min=0, help="Problems of held-out templates.")] = 100,
-    calculator: Annotated[int, typer.Option(min=0, help="Problems with the calculator.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the problems.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 16,
     gsm8k: Annotated[
         Path | None, typer.Option(help="GSM8K test file (JSON lines), for its perplexity.")
     ] = None,
@@ -35,22 +32,22 @@ def accuracy(
     as_json: Json = False,
     *,
     engine: dict[str, Any],
+    gate: dict[str, Any],
 ) -> None:
     """Exact match on fresh word problems that training cannot have seen."""
-    from tercel.cli.progress import loading_bar, progress_bar
-    from tercel.gates.accuracy import AccuracyGate
+    from tercel.cli.progress import counting_bar, loading_bar
     from tercel.runtime.llm import LLM
 
-    gate = AccuracyGate(problems, held_out, calculator, seed, batch=4 * batch)
+    plan = AccuracyGate(**gate)
     with loading_bar() as progress:
-        llm = LLM(str(model), progress=progress, max_running=batch, **engine)
-    with llm, progress_bar("Problems", gate.total) as report:
-        measured = gate.run(llm, report)
-    result = {"model": str(model), "seed": seed, **measured.to_dict()}
+        llm = LLM(str(model), progress=progress, max_running=plan.batch, **engine)
+    with llm, counting_bar("Problems") as report:
+        measured = plan.run(llm, report)
+    result = {"model": str(model), "seed": plan.seed, **measured.to_dict()}
     if gsm8k is not None:
         from tercel.gates.perplexity import gsm8k_perplexity
 
-        with progress_bar("GSM8K") as report:
+        with counting_bar("GSM8K") as report:
             result["gsm8k_perplexity"] = gsm8k_perplexity(model, gsm8k, report)
     if as_json:
         typer.echo(json.dumps(result))

@@ -9,7 +9,7 @@ import typer
 
 from tercel.cli.options import Json, dataclass_options
 from tercel.config import EngineConfig, SamplingParams
-from tercel.errors import RequestError
+from tercel.errors import EngineError, RequestError
 
 app = typer.Typer(add_completion=False)
 
@@ -52,6 +52,8 @@ def generate(
                 pieces.append(output.text)
                 if not as_json:
                     typer.echo(output.text, nl=False)
+            if output.error is not None:
+                raise EngineError(output.error)
             answer = {
                 "text": "".join(pieces),
                 "finish_reason": output.finish_reason,

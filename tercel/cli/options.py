@@ -26,15 +26,14 @@ def dataclass_options(
     options = [_option(cls, name, text, parameter) for name, text in field_docs(cls).items()]
     options = [option for option in options if option.name not in skip]
     names = [option.name for option in options]
+    tuples = {field.name for field in fields(cls) if isinstance(field.default, tuple)}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         @wraps(function)
         def command(**values: Any) -> None:
             chosen = {name: values.pop(name) for name in names}
-            values[parameter] = {
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in chosen.items()
-            }
+            lists = {name: tuple(chosen[name] or ()) for name in names if name in tuples}
+            values[parameter] = chosen | lists
             function(**values)
 
         signature = inspect.signature(function)

@@ -17,33 +17,32 @@ from rich.progress import (
 
 from tercel.runtime.runner import ReportProgress
 
+Report = Callable[[int, int], None]
+"""report(done, total)"""
+
 
 @contextmanager
-def loading_bar(description: str = "Loading weights") -> Iterator[ReportProgress]:
+def loading_bar() -> Iterator[ReportProgress]:
     """Yields `report(done_bytes, total_bytes)`."""
-    with _bar(description, DownloadColumn(), TransferSpeedColumn()) as update:
-        yield update
+    with _bar("Loading weights", DownloadColumn(), TransferSpeedColumn()) as report:
+        yield lambda done_bytes, total_bytes: report(done_bytes, total_bytes)
 
 
 @contextmanager
-def progress_bar(description: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """Yields `report(done)`, which also takes the total where it is known later."""
-    with _bar(description, MofNCompleteColumn(), TimeRemainingColumn()) as update:
-
-        def report(done: int, known_total: int | None = None) -> None:
-            update(done, known_total or total)
-
+def counting_bar(description: str) -> Iterator[Report]:
+    """Yields `report(done, total)`."""
+    with _bar(description, MofNCompleteColumn(), TimeRemainingColumn()) as report:
         yield report
 
 
 @contextmanager
-def _bar(description: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int | None], None]]:
+def _bar(description: str, *figures: ProgressColumn) -> Iterator[Report]:
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), *columns)
+    columns = (TextColumn("{task.description}"), BarColumn(), *figures)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(description, total=None)
 
-        def update(done_bytes: int, total_bytes: int | None) -> None:
-            bar.update(task, completed=done_bytes, total=total_bytes)
+        def report(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
 
-        yield update
+        yield report

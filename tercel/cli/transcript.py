@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tercel.errors import EngineError
 from tercel.runtime.chat import (
     ContentDelta,
     ReasoningDelta,
@@ -27,7 +28,11 @@ class Transcript:
         self._end_s = 0.0
 
     def show(self, items: Iterator[ChatItem]) -> ChatCompletion:
-        """Prints the events; the completion that ends them."""
+        """Prints the events; the completion that ends them.
+
+        Raises:
+            EngineError: the engine gave up the request.
+        """
         self._channel, self._first_s = None, None
         self._start_s = time.perf_counter()
         for item in items:
@@ -36,6 +41,8 @@ class Transcript:
             if isinstance(item, ChatCompletion):
                 self._end_s = time.perf_counter()
                 self._console.print()
+                if item.completion.error is not None:
+                    raise EngineError(item.completion.error)
                 return item
             self._print(item)
         raise AssertionError("a stream ends with its completion")

@@ -1,9 +1,11 @@
 """What an op promises, as data: arguments, results, cost, cells, tolerance, hazards."""
 
+import functools
 import re
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -295,9 +297,14 @@ def _evaluate(expression: str, names: Mapping[str, Any]) -> int | None:
     if expression.isdigit():
         return int(expression)
     try:
-        return int(eval(expression, {"__builtins__": {}, "len": len}, dict(names)))
+        return int(eval(_compiled(expression), {"__builtins__": {}, "len": len}, dict(names)))
     except NameError:
         return None
+
+
+@functools.cache
+def _compiled(expression: str) -> CodeType:
+    return compile(expression, f"<{expression}>", "eval")
 
 
 def _solve(axis: str, actual: int, sizes: dict[str, int]) -> None:

@@ -18,6 +18,7 @@ class Axis(StrEnum):
     HEADS = "heads"
     VOCAB = "vocabulary"
     WIDTH = "width of a dense or shared MLP"
+    LATENT = "latent columns of the up projection"
     EXPERTS = "experts"
     EXPERT_WIDTH = "width of a routed expert"
 
@@ -139,6 +140,7 @@ class Layout:
             ("vocab_size", model.vocab_size, self.tp, "tp"),
             ("intermediate_size", model.intermediate_size, self.tp, "tp"),
             ("num_experts", model.num_experts, moe_ep, "moe_ep"),
+            ("routed_expert_hidden_size", model.routed_expert_hidden_size or 0, self.tp, "tp"),
             ("shared expert width", model.shared_intermediate_size, self.tp, "tp"),
             ("moe_intermediate_size", model.moe_intermediate_size, moe_tp, "moe_tp"),
         ]

@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from tercel.config import SamplingParams
+from tercel.errors import ConfigError
 from tercel.gates.problems import CALCULATOR, Problem, calculate, extract_answer, generate
 from tercel.runtime.chat import AssistantMessage, ChatParser, collect, encode, render, start_channel
 from tercel.runtime.completions import Completion
@@ -118,37 +119,50 @@ class Accuracy:
         }
 
 
+_WAVE = 4
+"""Batches given to the engine at once, so that it rarely decodes less than a batch."""
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class AccuracyGate:
     """How many problems of each kind to ask, and how."""
 
-    num_problems: int = 500
-    num_held_out: int = 100
-    num_calculator: int = 100
+    problems: int = 500
+    """Problems of trained templates."""
+    held_out: int = 100
+    """Problems of held-out templates."""
+    calculator: int = 100
+    """Problems of trained templates with the calculator declared."""
     seed: int = 0
-    batch: int = 64
-    """Problems given to the engine together."""
+    """Of the problems."""
+    batch: int = 16
+    """Requests decoded together."""
     max_tokens: int = 512
     """Tokens of one answer at most."""
 
-    @property
-    def total(self) -> int:
-        return self.num_problems + self.num_held_out + self.num_calculator
+    def __post_init__(self) -> None:
+        for name, least in (("problems", 1), ("held_out", 0), ("calculator", 0), ("batch", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least {least}")
 
-    def run(self, llm: Generator, report: Callable[[int], None] = lambda done: None) -> Accuracy:
-        """Asks every problem; `report(done)` after each batch."""
+    def run(self, llm: Generator, report: Callable[[int, int], None] = _silent) -> Accuracy:
+        """Asks every problem; `report(done, total)` after each batch."""
         seed = self.seed
-        trained = islice(generate(seed), self.num_problems)
-        held_out = islice(generate(seed, held_out=True), self.num_held_out)
+        trained = islice(generate(seed), self.problems)
+        held_out = islice(generate(seed, held_out=True), self.held_out)
         # Another seed, so that these are not the trained problems once more.
-        calculator = islice(generate(seed + 1, tool_share=1.0), self.num_calculator)
-        done = 0
+        calculator = islice(generate(seed + 1, tool_share=1.0), self.calculator)
+        done, total = 0, self.problems + self.held_out + self.calculator
         groups = []
         for problems in (list(trained), list(held_out), list(calculator)):
             graded: list[Graded] = []
-            for start in range(0, len(problems), self.batch):
-                graded += self._grade(llm, problems[start : start + self.batch])
-                report(done + len(graded))
+            for start in range(0, len(problems), _WAVE * self.batch):
+                graded += self._grade(llm, problems[start : start + _WAVE * self.batch])
+                report(done + len(graded), total)
             done += len(graded)
             groups.append(graded)
         return Accuracy(*groups)

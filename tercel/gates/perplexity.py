@@ -5,13 +5,13 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from tercel.core.model import read_config_json
 from tercel.errors import CheckpointError, ConfigError
 from tercel.reference.kimi_k3 import Config, Model
 from tercel.reference.weights import load_checkpoint_tensors
@@ -24,9 +24,7 @@ Example = tuple[list[int], list[int]]
 BATCH = 32
 
 
-def gsm8k_perplexity(
-    model_dir: Path, file: Path, report: Callable[[int, int], None] = lambda done, total: None
-) -> float:
+def gsm8k_perplexity(model_dir: Path, file: Path, report: Callable[[int, int], None]) -> float:
     """exp of the mean loss over the tokens of all answers, in fp32.
 
     Args:
@@ -71,8 +69,7 @@ def _examples(file: Path, tokenizer: Tokenizer) -> Iterator[Example]:
 
 def _load(model_dir: Path) -> Model:
     try:
-        config: dict[str, Any] = json.loads((model_dir / "config.json").read_text("utf-8"))
-        model = Model(Config.from_dict(config))
+        model = Model(Config.from_dict(read_config_json(model_dir)))
         tensors: dict[str, Tensor] = {}
         for shard in sorted(model_dir.glob("*.safetensors")):
             tensors |= load_file(shard)

@@ -1,17 +1,18 @@
 """Whole answers, added up from the engine's outputs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tercel.config import SamplingParams
 from tercel.core.sampling import TokenLogprobs
 from tercel.runtime.chat import (
     AssistantMessage,
     Channel,
     ChatParser,
     ContentDelta,
+    Done,
     Event,
-    ReasoningDelta,
     collect,
 )
 from tercel.runtime.output_text import StopStrings
@@ -77,45 +78,51 @@ class ChatCompletion:
 
 
 class ChatAssembler:
-    """Turns the outputs of a chat request into events, cut before a stop string.
+    """Turns the outputs of a chat request into events.
 
-    The parser reads tokens, which hold the stop string that the engine stopped at.
+    Stop strings are looked for in the answer only, so that thinking never ends at one. They are
+    matched here: run the request without them, and end it once there is a finish_reason.
     """
 
-    def __init__(self, tokenizer: Tokenizer, start: Channel, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, start: Channel, params: SamplingParams) -> None:
         """`start`: the channel that the prompt ends in."""
         self._parser = ChatParser(tokenizer, start=start)
-        self._stop = tuple(stop)
-        self._channel: type[ReasoningDelta | ContentDelta] = ReasoningDelta
-        self._cut = StopStrings(self._stop)
+        self._stop = StopStrings(params.stop)
+        self._min_tokens = params.min_tokens
         self._events: list[Event] = []
         self._outputs: list[RequestOutput] = []
+        self.finish_reason: ChatFinishReason | None = None
+        """Set by the push that ends the answer."""
 
     def push(self, output: RequestOutput) -> list[Event]:
-        """The events of an output; after the request's last one, Done is the last event."""
+        """The events of an output, cut before a stop string; Done is the last of an answer."""
         self._outputs.append(output)
+        may_stop = output.completion_tokens > self._min_tokens
         events = self._parser.push(output.token_ids)
         if output.finish_reason is not None:
             events += self._parser.finish()
-        events = [new for event in events for new in self._within_stop(event)]
+        events = [new for event in events for new in self._within_stop(event, may_stop)]
         self._events += events
+        if self._stop.found is not None:
+            self.finish_reason = "stop"
+        elif output.finish_reason is not None:
+            self.finish_reason = self.result().finish_reason
         return events
 
     def result(self) -> ChatCompletion:
-        """The whole answer, once the request has ended."""
-        return ChatCompletion(
-            collect(self._events),
-            Completion.of(self._outputs),
-            self._parser.num_reasoning_tokens,
-        )
+        """The whole answer so far."""
+        completion = Completion.of(self._outputs)
+        if self._stop.found is not None:
+            completion = replace(completion, finish_reason="stop", stop_reason=self._stop.found)
+        reasoning_tokens = self._parser.num_reasoning_tokens
+        return ChatCompletion(collect(self._events), completion, reasoning_tokens)
 
-    def _within_stop(self, event: Event) -> list[Event]:
-        if isinstance(event, ReasoningDelta | ContentDelta) and isinstance(event, self._channel):
-            text = self._cut.push(event.text)
-            return [replace(event, text=text)] if text else []
-        held = self._cut.flush()
-        before: list[Event] = [self._channel(held)] if held else []
-        if not isinstance(event, ReasoningDelta | ContentDelta):
-            return [*before, event]
-        self._channel, self._cut = type(event), StopStrings(self._stop)
-        return before + self._within_stop(event)
+    def _within_stop(self, event: Event, may_stop: bool) -> list[Event]:
+        if self._stop.found is not None:
+            return []
+        if not isinstance(event, ContentDelta):
+            held = self._stop.flush()
+            return [ContentDelta(held), event] if held else [event]
+        text = self._stop.push(event.text) if may_stop else event.text
+        end: list[Event] = [] if self._stop.found is None else [Done("stop")]
+        return [ContentDelta(text), *end] if text else end

@@ -54,7 +54,7 @@ class Core:
         self._deadline: float | None = None
 
     def run(self) -> None:
-        send(self._socket, Ready(self._engine.limits, self._engine.stats()))
+        send(self._socket, Ready(self._engine.limits))
         while self._deadline is None or self._is_draining():
             # With nothing to do the next message is waited for.
             while self._socket.poll(0 if self._engine.has_work or self._deadline else None):
@@ -71,8 +71,8 @@ class Core:
             case Submit():
                 self._submit(message)
             case Abort(request_id):
-                last = self._engine.abort(request_id)
-                send(self._socket, Outputs([] if last is None else [last]))
+                if last := self._engine.abort(request_id):
+                    send(self._socket, Outputs([last]))
             case AskStats():
                 send(self._socket, StatsReply(self._engine.stats()))
             case Shutdown(drain_s):

@@ -1,5 +1,6 @@
 """The engine in the caller's process: requests in, steps, outputs."""
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -18,6 +19,8 @@ from tercel.runtime.request import Request
 from tercel.runtime.runner import OpenModel, ReportProgress
 from tercel.runtime.scheduler import Scheduler
 from tercel.runtime.sequence import Limits, Sequence
+
+_LOG = logging.getLogger(__name__)
 
 
 class Engine:
@@ -50,6 +53,14 @@ class Engine:
             max_running=config.max_running,
             max_step_tokens=config.max_step_tokens,
         )
+        if self._scheduler.max_running < config.max_running:
+            _LOG.warning(
+                "max_running=%d is lowered to %d: every running request takes a token of each "
+                "step, of which max_step_tokens=%d allows no more",
+                config.max_running,
+                self._scheduler.max_running,
+                config.max_step_tokens,
+            )
         self._seeds = random.Random(config.seed)
         self._counters = Counters()
         self._requests: dict[str, Request] = {}

@@ -1,8 +1,11 @@
 """A model in the caller's process: prompts or messages in, answers or streams out."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast, overload
 
@@ -23,7 +26,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | Path,
         *,
         progress: ReportProgress | None = None,
         open_model: Callable[[EngineConfig], OpenModel] = open_checkpoint,
@@ -155,9 +158,11 @@ class LLM:
     def _chat(
         self, prompt: Sequence[int], params: SamplingParams, start: Channel
     ) -> Iterator[ChatItem]:
-        assembler = ChatAssembler(self.tokenizer, start, params.stop)
-        for output in self._stream(prompt, params):
-            yield from (event for event in assembler.push(output) if not isinstance(event, Done))
+        assembler = ChatAssembler(self.tokenizer, start, params)
+        with closing(self._stream(prompt, replace(params, stop=()))) as outputs:
+            while assembler.finish_reason is None:
+                events = assembler.push(next(outputs))
+                yield from (event for event in events if not isinstance(event, Done))
         yield assembler.result()
 
     def _run(self, prompts: list[Sequence[int]], params: SamplingParams) -> list[Completion]:
@@ -168,7 +173,9 @@ class LLM:
             for name in names:
                 self._forget(name)
 
-    def _stream(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[RequestOutput]:
+    def _stream(
+        self, prompt: Sequence[int], params: SamplingParams
+    ) -> Generator[RequestOutput, None, None]:
         """Submits when first read, so that a stream that nobody reads costs nothing."""
         name = self._submit(prompt, params)
         try:

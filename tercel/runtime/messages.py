@@ -53,7 +53,6 @@ class Loading(Message):
 
 class Ready(Message):
     limits: Limits
-    stats: Stats
 
 
 class Outputs(Message):

@@ -37,6 +37,7 @@ from tercel.runtime.outputs import RequestOutput
 from tercel.runtime.runner import ReportProgress
 from tercel.runtime.sequence import Limits
 
+_Outputs = asyncio.Queue[RequestOutput | Exception]
 _CORE = "tercel.runtime.core_process"
 _POLL_MS = 200
 """How soon a core that died is noticed."""
@@ -59,11 +60,13 @@ class EngineClient:
         self._open_model = open_model
         self._progress = progress
         self._decoder = msgspec.msgpack.Decoder(FromCore)
-        self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._streams: dict[str, _Outputs | None] = {}
+        """By request id; None once its reader has gone and its last output has not come yet."""
         self._stats: list[asyncio.Future[Stats]] = []
         self._error: Exception | None = EngineError("the engine is not started")
         self._failure: Exception | None = None
         self._limits: Limits | None = None
+        self._is_started = False
 
     @property
     def is_alive(self) -> bool:
@@ -97,6 +100,7 @@ class EngineClient:
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._process = await _spawn(Start(endpoint, self._config, self._open_model))
         self._listener = asyncio.create_task(self._listen())
+        self._is_started = True
         try:
             ready = await self._ready
         except BaseException:
@@ -107,31 +111,40 @@ class EngineClient:
     def generate(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams
     ) -> AsyncGenerator[RequestOutput]:
-        """The outputs of one request. Closing the iterator early aborts the request.
+        """The outputs of one request. Closing the generator early aborts the request.
 
         Raises:
             RequestError: at once, for what the limits refuse or an id in use.
             EngineError: the core is gone, now or while iterating.
         """
-        self._check_alive()
+        self._check_free(request_id)
         self.limits.check(prompt_ids, params)
-        if request_id in self._streams:
-            raise RequestError("request_id", f"{request_id!r} is in use; choose another")
         return self._stream(Submit(request_id, tuple(prompt_ids), params))
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request; its iterator then gives a last output with finish_reason abort."""
-        self._send(Abort(request_id))
+        """Ends a request; its generator then gives a last output with finish_reason abort."""
+        if self._process.returncode is None:
+            self._send(Abort(request_id))
 
     async def stats(self) -> Stats:
-        """A snapshot from the core."""
+        """A snapshot from the core.
+
+        Raises:
+            EngineError: the core is gone.
+        """
+        self._check_alive()
         self._send(AskStats())
         reply: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
         self._stats.append(reply)
         return await reply
 
     async def close(self, drain_s: float = 10.0) -> None:
-        """Lets running requests finish for `drain_s` seconds, aborts the rest, ends the core."""
+        """Lets running requests finish for `drain_s` seconds, aborts the rest, ends the core.
+
+        May be called again, and without start.
+        """
+        if not self._is_started:
+            return
         if self.is_alive:
             self._send(Shutdown(drain_s))
             self._error = EngineError("the engine is shutting down")
@@ -140,7 +153,7 @@ class EngineClient:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-        await self._listener
+        await asyncio.wait([self._listener])
         self._socket.close(linger=0)
         self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -158,35 +171,35 @@ class EngineClient:
         await self.close()
 
     async def _stream(self, submit: Submit) -> AsyncGenerator[RequestOutput]:
-        queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        name, queue = submit.request_id, _Outputs()
+        self._check_free(name)
         self._send(submit)
-        self._streams[submit.request_id] = queue
-        is_running = True
+        self._streams[name] = queue
         try:
-            while is_running:
+            while name in self._streams or not queue.empty():
                 item = await queue.get()
-                is_running = isinstance(item, RequestOutput) and item.finish_reason is None
                 if isinstance(item, Exception):
                     raise item
                 yield item
         finally:
-            del self._streams[submit.request_id]
-            if is_running and self._process.returncode is None:
-                with contextlib.suppress(EngineError):
-                    self._send(Abort(submit.request_id))
+            if name in self._streams:
+                self._streams[name] = None
+                await self.abort(name)
 
     async def _listen(self) -> None:
         """Takes the core's messages until it is gone, the last ones included."""
-        while await self._socket.poll(_POLL_MS) or self._process.returncode is None:
-            while await self._socket.poll(0):
-                self._handle(self._decoder.decode(await self._socket.recv()))
-        self._error = self._error or self._death()
-        waiting: list[asyncio.Future[Any]] = [self._ready, *self._stats]
-        for future in waiting:
-            if not future.done():
-                future.set_exception(self._death())
-        for queue in self._streams.values():
-            queue.put_nowait(self._death())
+        try:
+            while await self._socket.poll(_POLL_MS) or self._process.returncode is None:
+                while await self._socket.poll(0):
+                    self._handle(self._decoder.decode(await self._socket.recv()))
+        finally:
+            self._error = self._error or self._death()
+            waiting: list[asyncio.Future[Any]] = [self._ready, *self._stats]
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(self._death())
+            for name in tuple(self._streams):
+                self._put(name, self._death(), is_last=True)
 
     def _handle(self, message: FromCore) -> None:
         match message:
@@ -197,9 +210,10 @@ class EngineClient:
                 self._ready.set_result(message)
             case Outputs(outputs):
                 for output in outputs:
-                    self._put(output.request_id, output)
+                    is_last = output.finish_reason is not None
+                    self._put(output.request_id, output, is_last=is_last)
             case Refused(request_id, failure):
-                self._put(request_id, failure.error())
+                self._put(request_id, failure.error(), is_last=True)
             case StatsReply(stats):
                 reply = self._stats.pop(0)
                 if not reply.done():
@@ -207,17 +221,21 @@ class EngineClient:
             case Failed(failure):
                 self._failure = failure.error()
 
-    def _put(self, request_id: str, item: RequestOutput | Exception) -> None:
-        """For a request whose reader has gone there is nobody to tell."""
-        if request_id in self._streams:
-            self._streams[request_id].put_nowait(item)
+    def _put(self, request_id: str, item: RequestOutput | Exception, *, is_last: bool) -> None:
+        queue = self._streams.pop(request_id) if is_last else self._streams[request_id]
+        if queue is not None:
+            queue.put_nowait(item)
 
     def _send(self, message: ToCore) -> None:
-        self._check_alive()
         # Without a high-water mark a send to a connected peer never waits.
         sent = self._socket.send(msgspec.msgpack.encode(message), zmq.DONTWAIT)
         if cast("asyncio.Future[object]", sent).exception() is not None:
             raise self._death()
+
+    def _check_free(self, request_id: str) -> None:
+        self._check_alive()
+        if request_id in self._streams:
+            raise RequestError("request_id", f"{request_id!r} is in use; choose another")
 
     def _check_alive(self) -> None:
         if self._error is not None:

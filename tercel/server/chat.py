@@ -5,9 +5,9 @@ There is one path: a complete answer is nothing but its collected chunks.
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from msgspec import UNSET
 
@@ -16,10 +16,8 @@ from tercel.core.sampling import TokenLogprobs
 from tercel.errors import RequestError
 from tercel.runtime.chat import (
     Channel,
-    ChatParser,
     ContentDelta,
     Done,
-    Event,
     ReasoningDelta,
     ToolArgumentsDelta,
     ToolCallStart,
@@ -27,8 +25,7 @@ from tercel.runtime.chat import (
     render,
     start_channel,
 )
-from tercel.runtime.chat.events import FinishReason
-from tercel.runtime.output_text import StopStrings
+from tercel.runtime.completions import ChatAssembler
 from tercel.runtime.outputs import RequestOutput
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.server.protocol import ChatRequest, parse
@@ -61,8 +58,6 @@ class ChatJob:
     params: SamplingParams
     start: Channel
     """The channel that the output begins in."""
-    stop: tuple[str, ...]
-    """Matched against the answer here, so that thinking never ends at one."""
     is_stream: bool
     includes_usage: bool
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
@@ -92,6 +87,7 @@ class ChatJob:
         params = request.sampling_params(
             max_tokens=limits.max_model_len if limit is None else limit,
             logprobs=request.num_logprobs(),
+            stop=request.stop_strings(),
         )
         try:
             limits.check(prompt_ids, params)
@@ -104,7 +100,6 @@ class ChatJob:
             prompt_ids=prompt_ids,
             params=params,
             start=start_channel(segments),
-            stop=request.stop_strings(),
             is_stream=bool(request.stream),
             includes_usage=request.includes_usage or not request.stream,
         )
@@ -112,12 +107,14 @@ class ChatJob:
     async def chunks(self) -> AsyncGenerator[ChatChunk]:
         """The answer as it grows; the last chunk holds the usage where it was asked for."""
         writer = _Writer(self)
-        outputs = self.service.generate(self.id, self.prompt_ids, self.params)
+        # Stop strings are matched in the answer, so that thinking never ends at one.
+        params = replace(self.params, stop=())
+        outputs = self.service.generate(self.id, self.prompt_ids, params)
         async with aclosing(outputs):
             async for output in outputs:
                 for choice in writer.choices(output):
                     yield self._chunk([choice])
-                if writer.finish_reason is not None:
+                if writer.is_finished:
                     break
         if self.includes_usage:
             yield self._chunk([], writer.usage())
@@ -154,73 +151,50 @@ class _Writer:
     def __init__(self, job: ChatJob) -> None:
         self._job = job
         self._tokenizer = job.service.tokenizer
-        self._parser = ChatParser(self._tokenizer, start=job.start)
-        self._stop = StopStrings(job.stop)
+        self._assembler = ChatAssembler(self._tokenizer, job.start, job.params)
         self._num_tokens = 0
-        self._parsed_reason: FinishReason = "stop"
-        self.finish_reason: str | None = None
 
-    def usage(self) -> Usage:
-        """Tokens so far."""
-        num_prompt, num_output = len(self._job.prompt_ids), self._num_tokens
-        return Usage(
-            prompt_tokens=num_prompt,
-            completion_tokens=num_output,
-            total_tokens=num_prompt + num_output,
-            completion_tokens_details=CompletionTokensDetails(self._parser.num_reasoning_tokens),
-        )
+    @property
+    def is_finished(self) -> bool:
+        return self._assembler.finish_reason is not None
 
     def choices(self, output: RequestOutput) -> list[ChunkChoice]:
         """The choices of one output. Log-probabilities ride on its first one."""
-        deltas = list(self._deltas(output))
-        if self._num_tokens == 0:
-            deltas = [Delta(role="assistant", content=""), *deltas]
+        deltas = [] if self._num_tokens else [Delta(role="assistant", content="")]
+        deltas += [_delta(e) for e in self._assembler.push(output) if not isinstance(e, Done)]
         self._num_tokens = output.completion_tokens
-        if self._stop.found is not None:
-            self.finish_reason = "stop"
         choices = [ChunkChoice(delta) for delta in deltas]
-        if self.finish_reason is not None:
-            choices.append(ChunkChoice(Delta(), finish_reason=self.finish_reason))
+        if self.is_finished:
+            choices.append(ChunkChoice(Delta(), finish_reason=self._assembler.finish_reason))
         if output.logprobs:
             logprobs = ChatLogprobs([_token_logprob(self._tokenizer, t) for t in output.logprobs])
             first = choices[0] if choices else ChunkChoice(Delta())
             choices[:1] = [ChunkChoice(first.delta, first.index, first.finish_reason, logprobs)]
         return choices
 
-    def _deltas(self, output: RequestOutput) -> Iterator[Delta]:
-        may_stop = output.completion_tokens >= self._job.params.min_tokens
-        events = self._parser.push(output.token_ids)
-        if output.finish_reason is not None:
-            events += self._parser.finish()
-        for event in events:
-            yield from self._delta(event, may_stop)
-            if self._stop.found is not None:
-                return
-        if output.finish_reason is not None:
-            yield from self._flush()
-            is_cut = output.finish_reason == "length"
-            self.finish_reason = "length" if is_cut else self._parsed_reason
+    def usage(self) -> Usage:
+        """Tokens of the prompt and of the answer so far."""
+        num_prompt, num_output = len(self._job.prompt_ids), self._num_tokens
+        reasoning_tokens = self._assembler.result().reasoning_tokens
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=num_output,
+            total_tokens=num_prompt + num_output,
+            completion_tokens_details=CompletionTokensDetails(reasoning_tokens),
+        )
 
-    def _delta(self, event: Event, may_stop: bool) -> Iterator[Delta]:
-        if isinstance(event, ContentDelta):
-            if text := self._stop.push(event.text) if may_stop else event.text:
-                yield Delta(content=text)
-            return
-        yield from self._flush()
-        match event:
-            case ReasoningDelta(text):
-                yield Delta(reasoning_content=text)
-            case ToolCallStart(index, call_id, name):
-                function = FunctionDelta(name=name, arguments="")
-                yield Delta(tool_calls=[ToolCallDelta(index, function, call_id, "function")])
-            case ToolArgumentsDelta(index, text):
-                yield Delta(tool_calls=[ToolCallDelta(index, FunctionDelta(arguments=text))])
-            case Done(reason):
-                self._parsed_reason = reason
 
-    def _flush(self) -> Iterator[Delta]:
-        if text := self._stop.flush():
-            yield Delta(content=text)
+def _delta(event: ReasoningDelta | ContentDelta | ToolCallStart | ToolArgumentsDelta) -> Delta:
+    match event:
+        case ReasoningDelta(text):
+            return Delta(reasoning_content=text)
+        case ContentDelta(text):
+            return Delta(content=text)
+        case ToolCallStart(index, call_id, name):
+            function = FunctionDelta(name=name, arguments="")
+            return Delta(tool_calls=[ToolCallDelta(index, function, call_id, "function")])
+        case ToolArgumentsDelta(index, text):
+            return Delta(tool_calls=[ToolCallDelta(index, FunctionDelta(arguments=text))])
 
 
 def _tool_calls(deltas: Iterable[Delta]) -> list[ToolCall]:

@@ -91,6 +91,7 @@ async def _serve(
         is_started = not loading.cancelled() and loading.exception() is None
         # A start that fails or is cancelled closes the engine itself.
         if is_started:
+            await service.abort_all()
             await service.engine.close()
     if not loading.cancelled() and (error := loading.exception()):
         raise error

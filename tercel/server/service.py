@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,6 +95,7 @@ class Service:
             self._running.discard(request_id)
 
     async def abort_all(self) -> None:
-        """Ends every running request with an error."""
-        for request_id in tuple(self._running):
-            await self.engine.abort(request_id)
+        """Ends every running request with an error; a dead engine has ended them already."""
+        with suppress(EngineError):
+            for request_id in tuple(self._running):
+                await self.engine.abort(request_id)

@@ -21,6 +21,7 @@ from tercel.weights.rows import MATRIX_FORMATS, Node, Row, Source, matrix, store
 from tercel.weights.transforms import first, flatten, key_half, squeeze_taps, value_half
 
 HEADS, WIDTH, EXPERT_WIDTH, VOCAB = Axis.HEADS, Axis.WIDTH, Axis.EXPERT_WIDTH, Axis.VOCAB
+LATENT = Axis.LATENT
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def _moe(c: ModelConfig, at: str, format_of: Callable[[str], str]) -> Node:
             "down": Row((matrix(f"{at}routed_expert_down_proj", L, N),)) if latent else None,
             "experts": _experts(c, f"{at}experts.", format_of),
             "latent_norm": norm,
-            "up": Row((matrix(f"{at}routed_expert_up_proj", N, L),)) if latent else None,
+            "up": Row((matrix(f"{at}routed_expert_up_proj", N, L, LATENT, dim=1),)) if latent else None,
             "shared": _mlp(f"{at}shared_experts.", c.shared_intermediate_size, N),
         },
     )

@@ -98,7 +98,7 @@ def test_chat_with_tools():
     [
         ("two", "let me see", "one "),
         ("o th", "let me see", "one tw"),
-        ("me s", "let ", ""),
+        ("me s", "let me see", "one two three"),
         ("threes", "let me see", "one two three"),
     ],
 )
@@ -107,6 +107,15 @@ def test_chat_is_cut_before_a_stop_string(stop, reasoning, content):
     answer = llm.chat(MESSAGES, SamplingParams(stop=(stop,)))
     assert (answer.reasoning_content, answer.content) == (reasoning, content)
     assert answer.finish_reason == "stop"
+    assert answer.completion.stop_reason == (stop if content != "one two three" else None)
+    assert not llm.engine.has_work
+
+
+def test_the_first_tokens_of_a_chat_cannot_stop():
+    llm = create(draw=answers(MESSAGES, REPLY))
+    params = SamplingParams(stop=("o",), min_tokens=30)
+    num_before = llm.chat(MESSAGES, SamplingParams(stop=("o",))).completion.completion_tokens
+    assert num_before < 30 < llm.chat(MESSAGES, params).completion.completion_tokens
 
 
 def test_chat_cut_by_length_keeps_the_engines_reason():

@@ -105,6 +105,47 @@ def test_closing_the_iterator_aborts_the_request():
     assert (stats.usage.num_used_pages, stats.usage.num_used_slots) == (0, 0)
 
 
+def test_an_id_may_be_used_again_at_once_or_is_refused():
+    """Outputs of an abandoned request never reach the next one of its name."""
+
+    async def scenario(client):
+        params, texts = SamplingParams(max_tokens=6, ignore_eos=True, seed=1), set()
+        for _ in range(20):
+            outputs = client.generate("a", PROMPT, LONG)
+            await anext(outputs)
+            await outputs.aclose()
+            while True:
+                try:
+                    again = await collect(client, "a", params)
+                    break
+                except RequestError as error:
+                    assert "in use" in str(error)
+                    await asyncio.sleep(0)
+            texts.add("".join(output.text for output in again))
+            assert again[-1].completion_tokens == 6
+        assert len(texts) == 1
+
+    run(scenario)
+
+
+def test_closed_without_a_start():
+    asyncio.run(EngineClient(CONFIG).close())
+
+
+def test_aborted_while_draining():
+    async def scenario(client):
+        outputs = client.generate("a", PROMPT, LONG)
+        await anext(outputs)
+        closing = asyncio.create_task(client.close(drain_s=15))
+        await asyncio.sleep(0.05)
+        started = time.monotonic()
+        await outputs.aclose()
+        await closing
+        assert time.monotonic() - started < 2
+
+    run(scenario, "open_slow")
+
+
 def test_abort_gives_a_last_output():
     async def scenario(client):
         outputs = client.generate("a", PROMPT, LONG)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,23 @@ def test_the_deadline_cancels_what_still_runs() -> None:
         assert "cancelled" in json.loads(error.removeprefix("data: "))["error"]["message"]
         assert done == "data: [DONE]"
         assert process.end() == {"aborted": 1, "closed": True, "signal": "SIGTERM"}
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    with server(delay_s=1, shutdown_s=30) as process:
+        process.line()
+        body = BODY | {"stream": True}
+        with (
+            suppress(httpx.RemoteProtocolError),
+            httpx.stream("POST", process.url + CHAT, json=body, timeout=10) as response,
+        ):
+            next(response.iter_lines())
+            for _ in range(2):
+                process.send(signal.SIGINT)
+                time.sleep(0.3)
+            started = time.monotonic()
+            assert process.end()["closed"]
+            assert time.monotonic() - started < 5
 
 
 def test_health_while_loading_and_a_signal_then() -> None:

@@ -190,6 +190,8 @@ def test_layouts_that_do_not_divide(layout, message):
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("top_k", -1),
+        ("top_k", 2**31),
+        ("max_tokens", 2**31),
         ("min_p", 2.0),
         ("max_tokens", 0),
         ("min_tokens", 5000),

@@ -5,10 +5,11 @@ Token by token, on a state S [V, K] (value channels first):
     S = S * exp(g);   e = beta * (v - S k);   S = S + e k^T;   o = S q
 
 Over a chunk, the errors e solve a unit lower triangular system, and everything else is a product of
-matrices. A decay between two tokens is the exponential of the sum of the log decays between them:
-`_decayed_scores` forms those sums over ever longer halves of the chunk, so each is a sum of its own
-terms, at most 0, never the difference of two long sums, and no exponential overflows. The system is
-solved by substitution: the inverse's power series is unstable where decays are weak.
+matrices. The decay between two tokens is the product of the decays of the tokens between them, all
+at most 1: `_decayed_scores` forms these products over ever longer halves of the chunk, so none is a
+quotient exp(sum) / exp(sum), which overflows at the decays of K3, nor the exponential of a
+difference of long sums, which loses digits. The system is solved by substitution: the power series
+of the inverse is unstable where decays are weak.
 
 Source: Kimi Linear, arXiv 2510.26692, section 3 (chunkwise form).
 """
@@ -18,9 +19,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-FORGOTTEN = -40.0
-"""Log decays saturate here: e^-40 is nothing beside the rounding even of fp64, and its square is
-still a normal fp32 number, which denormals' slow paths are not."""
+FORGOTTEN = 1e-18
+"""Products of decays stop here: nothing beside the rounding even of fp64, while the product of two
+is still a normal fp32 number, which the processor does not handle on a slow path."""
 
 
 class Chunk(NamedTuple):
@@ -53,18 +54,16 @@ def prepare(
 ) -> Chunk:
     """Chunks from q, k, g [..., C, K], v [..., C, V], beta [..., C, 1]; C is a power of two."""
     scores, since_start, until_end = _decayed_scores(q, k, g)
-    decay = since_start.exp()
-    known = torch.cat((v, k * decay), -1).mul_(beta)
+    known = torch.cat((v, k * since_start), -1).mul_(beta)
     solved = torch.linalg.solve_triangular(
         scores[..., 0, :] * beta, known, upper=False, unitriangular=True
     )
-    values, keys = solved.split((v.shape[-1], k.shape[-1]), -1)
     return Chunk(
-        values=values,
-        reads=torch.cat((keys, q * decay), -2),
+        values=solved[..., : v.shape[-1]],
+        reads=torch.cat((solved[..., v.shape[-1] :], q * since_start), -2),
         scores=scores[..., 1, :],
-        keys=k * until_end.exp_(),
-        decay=decay[..., -1:, :],
+        keys=k * until_end,
+        decay=since_start[..., -1:, :],
     )
 
 
@@ -85,24 +84,26 @@ def _decayed_scores(
     q: torch.Tensor, k: torch.Tensor, g: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """scores [..., C, 2, C]: k.k (below the diagonal) and q.k (with it) of token pairs, later one
-    first, decayed between them; sums of g from the start through a token, and after it to the end.
-    """
+    first, decayed between them; decays [..., C, K] from the start through a token, and from after
+    it to the end."""
     length = g.shape[-2]
     readers = torch.stack((k, q), -2)
     scores = torch.zeros(*g.shape[:-1], 2, length, dtype=g.dtype, device=g.device)
     scores[..., 1, :].diagonal(dim1=-2, dim2=-1).copy_((q * k).sum(-1))
-    through, after = g.clone(), torch.zeros_like(g)
+    through = g.exp().clamp_(min=FORGOTTEN)
+    after = torch.ones_like(g)
     half = 1
     while half < length:
         pairs = (length // (2 * half), 2, half)
-        through_early, through_late = through.unflatten(-2, pairs).unbind(-3)
-        after_early = after.unflatten(-2, pairs).select(-3, 0)
-        late = readers.unflatten(-3, pairs).select(-4, 1) * through_late.exp().unsqueeze(-2)
-        early = k.unflatten(-2, pairs).select(-3, 0) * after_early.exp()
+        through_early, through_late = torch.unflatten(through, -2, pairs).unbind(-3)
+        after_early = torch.unflatten(after, -2, pairs).select(-3, 0)
+        late = torch.unflatten(readers, -3, pairs).select(-4, 1) * through_late.unsqueeze(-2)
+        early = torch.unflatten(k, -2, pairs).select(-3, 0) * after_early
         block = late.flatten(-3, -2) @ early.mT
         tiles = scores.view(*g.shape[:-2], *pairs, 2, *pairs).select(-6, 1).select(-2, 0)
-        tiles.diagonal(dim1=-5, dim2=-2).copy_(block.unflatten(-2, (half, 2)).movedim(-4, -1))
-        after_early.add_(through_late[..., -1:, :]).clamp_(min=FORGOTTEN)
-        through_late.add_(through_early[..., -1:, :]).clamp_(min=FORGOTTEN)
+        block = torch.unflatten(block, -2, (half, 2)).movedim(-4, -1)
+        tiles.diagonal(dim1=-5, dim2=-2).copy_(block)
+        after_early.mul_(through_late[..., -1:, :]).clamp_(min=FORGOTTEN)
+        through_late.mul_(through_early[..., -1:, :]).clamp_(min=FORGOTTEN)
         half *= 2
     return scores, through, after

@@ -9,7 +9,8 @@ def pending_window(
     """[R, rows, C] the raw rows that end with the last accepted draft."""
     first = slots * conv.shape[1] + pending
     index = first.unsqueeze(1) + torch.arange(rows, device=conv.device)
-    return conv.flatten(0, 1).index_select(0, index.flatten()).unflatten(0, (-1, rows))
+    window = conv.flatten(0, 1).index_select(0, index.flatten())
+    return window.view(-1, rows, conv.shape[2])
 
 
 def pending_drafts(

@@ -44,5 +44,5 @@ def activate(
 
 def combine(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """act(sum over slots of weights [T, k] * outputs [T, k, L]), fp32 inside."""
-    total = torch.bmm(weights.to(wide(outputs).dtype).unsqueeze(1), wide(outputs))
+    total = torch.bmm(weights.unsqueeze(1), wide(outputs))
     return total.squeeze(1).to(outputs.dtype)

@@ -33,8 +33,8 @@ def draw_pages(
     """`pages` [PAGES, PS, E] where rows of `lengths` tokens hold a value and all else is poison,
     and their block table [rows, longest], pages in random order, the sink behind a row's end."""
     counts = [-(-length // pages.shape[1]) for length in lengths]
-    free = make.choice(sum(counts), low=1, high=pages.shape[0]).split(counts)
-    table = torch.nn.utils.rnn.pad_sequence(free, batch_first=True)
+    free = torch.split(make.choice(sum(counts), low=1, high=pages.shape[0]), counts)
+    table = torch.nn.utils.rnn.pad_sequence(list(free), batch_first=True)
     pool = make.poison(*pages.shape)
     for row, length in enumerate(lengths):
         where = positions(table[row], pages.shape[1])[:length]

@@ -6,7 +6,7 @@ included, reaches a product; their scores are masked.
 
 import torch
 
-WORKSPACE = 1 << 24
+WORKSPACE = 1 << 22
 """Elements of gathered entries that rows share at a time."""
 
 

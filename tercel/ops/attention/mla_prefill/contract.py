@@ -90,7 +90,7 @@ CONTRACT = Contract(
         "PS": "tokens of a page",
     },
     args={
-        "q": Arg("T H K+E-L"),
+        "q": Arg("T H K+E-L", layout="rows"),
         "pages": Arg("PAGES PS E"),
         "block_table": Arg("N PG", "i64"),
         "w_k": Arg("H K L", layout="any"),

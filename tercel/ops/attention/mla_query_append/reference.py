@@ -24,6 +24,6 @@ def mla_query_append(
     if q_norm is not None and q_b is not None:
         q = F.linear(rms_norm(q, q_norm, eps=q_eps), q_b)
     heads, k_dim, _ = w_k.shape
-    q = q.unflatten(-1, (heads, -1))
+    q = q.view(q.shape[0], heads, -1)
     absorbed = torch.bmm(q[:, :, :k_dim].transpose(0, 1), w_k).transpose(0, 1)
     return torch.cat((absorbed, q[:, :, k_dim:]), -1)

@@ -32,7 +32,7 @@ def kda_decode(
         gate: [R, H * V] activations before the sigmoid; rows contiguous.
         f: [R, H * K] activations of the forget projection; rows contiguous.
         b: [R, H] activations; beta is their sigmoid.
-        conv_weight: [C, W] fp32, the current token's tap last.
+        conv_weight: [C, W] fp32, last tap: current token; channels fastest in memory is quickest.
         A_log: [H] fp32.
         dt_bias: [H * K] fp32.
         o_norm: [V] fp32, shared by the heads.

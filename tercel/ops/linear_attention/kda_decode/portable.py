@@ -37,7 +37,7 @@ def kda_decode(
     decay = kda_gate(f, A_log, dt_bias, lower_bound=lower_bound).exp_().view(pairs, 1, k_dim)
     state = recurrent.index_select(0, slots).view(pairs, v_dim, k_dim)
     from_q, from_k = torch.bmm(qk * decay, state.mT).unbind(1)
-    q, k = qk.split(1, 1)
+    q, k = torch.split(qk, 1, 1)
     beta = b.to(y.dtype).sigmoid().view(pairs, 1)
     error = torch.sub(y[:, 2 * keys :].reshape(pairs, v_dim), from_k).mul_(beta)
     o = torch.addcmul(from_q, error, torch.linalg.vecdot(q, k)).mul_(k_dim**-0.5)

@@ -28,7 +28,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
 
 
 def cost(sizes: Mapping[str, int]) -> Cost:
-    channels = sizes["H"] * sizes["K"]
+    channels = sizes["P"]
     return Cost(
         bytes=sizes["T"] * channels * (sizes["act"] + 4) + 4 * (channels + sizes["H"]),
         flops=10 * sizes["T"] * channels,

@@ -12,7 +12,7 @@ def kda_gate(
     lower_bound: float | None,
 ) -> torch.Tensor:
     rate = A_log.exp().unsqueeze(-1)
-    a = (f + dt_bias).unflatten(-1, (A_log.shape[0], -1))
+    a = (f + dt_bias).view(f.shape[0], A_log.shape[0], -1)
     if lower_bound is None:
         return F.softplus(a).mul_(-rate)
     return a.mul_(rate).sigmoid_().mul_(lower_bound)

@@ -44,7 +44,6 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
 
 def valid(
     *,
-    g: torch.Tensor,
     state: torch.Tensor,
     slots: torch.Tensor,
     cu_seqlens: tuple[int, ...],

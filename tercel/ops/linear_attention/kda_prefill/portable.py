@@ -8,7 +8,7 @@ from tercel.ops._lib.delta_rule import Chunk, advance, pad_tokens, power_of_two,
 from tercel.ops._lib.pools import store_rows
 from tercel.ops.linear_attention.kda_prefill.reference import l2_normalize, split_heads
 
-CHUNK = 64
+CHUNK = 16
 """Tokens that share one triangular system."""
 
 SEGMENT = 128
@@ -50,7 +50,7 @@ def _prepare(
 
     def chunked(x: torch.Tensor) -> torch.Tensor:
         padded = pad_tokens(x.transpose(0, 1), count * size)
-        return padded.unflatten(1, (count, size)).contiguous()
+        return torch.unflatten(padded, 1, (count, size)).contiguous()
 
     return prepare(*map(chunked, (q, k, v, g, beta.unsqueeze(-1))))
 

@@ -34,9 +34,10 @@ def kda_prefill(
 def split_heads(
     qkv: torch.Tensor, heads: int, k_dim: int, v_dim: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[T, H * (2K + V)] -> q, k [T, H, K] and v [T, H, V]."""
-    q, k, v = qkv.split((heads * k_dim, heads * k_dim, heads * v_dim), -1)
-    return q.unflatten(-1, (heads, -1)), k.unflatten(-1, (heads, -1)), v.unflatten(-1, (heads, -1))
+    """[..., H * (2K + V)] -> q, k [..., H, K] and v [..., H, V]."""
+    q, k, v = torch.split(qkv, [heads * k_dim, heads * k_dim, heads * v_dim], -1)
+    by_head = (*qkv.shape[:-1], heads, -1)
+    return q.view(by_head), k.view(by_head), v.view(by_head)
 
 
 def l2_normalize(x: torch.Tensor) -> torch.Tensor:

@@ -36,10 +36,11 @@ def kda_verify(
 ) -> torch.Tensor:
     _, heads, v_dim, k_dim = recurrent.shape
     work, drafts = recurrent.dtype, draft_k.shape[1]
-    y = _convolve(qkv.unflatten(0, (-1, width)), conv_weight, conv, slots, pending).to(work)
+    rows = torch.unflatten(qkv, 0, (-1, width))
+    y = _convolve(rows, conv_weight, conv, slots, pending).to(work)
     q, k, v = split_heads(y, heads, k_dim, v_dim)
     q, k = l2_normalize(q) * k_dim**-0.5, l2_normalize(k)
-    g = kda_gate(f, A_log, dt_bias, lower_bound=lower_bound).unflatten(0, (-1, width))
+    g = kda_gate(f, A_log, dt_bias, lower_bound=lower_bound).view(k.shape)
     beta = b.to(work).sigmoid().view(-1, width, heads, 1)
     new = (k, v, g, beta)
 
@@ -64,7 +65,7 @@ def kda_verify(
         length = power_of_two(width - 1)
         unsure, _ = run_chunk(prepare(*(heads_first(x[:, 1:], length) for x in (q, *new))), state)
         outputs.append(unsure[:, : width - 1])
-    o = torch.cat(outputs, 1).unflatten(0, (-1, heads)).transpose(1, 2).flatten(0, 1)
+    o = torch.cat(outputs, 1).view(-1, heads, width, v_dim).transpose(1, 2).flatten(0, 1)
     return gated_norm(o, gate.to(work), o_norm, eps).to(qkv.dtype)
 
 

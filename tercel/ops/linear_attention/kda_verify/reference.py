@@ -36,18 +36,19 @@ def kda_verify(
     _, heads, v_dim, k_dim = recurrent.shape
     past, drafts, zero = conv_weight.shape[1] - 1, width - 1, torch.zeros_like(slots[:1])
     g = kda_gate(f, A_log, dt_bias, lower_bound=lower_bound)
-    o = torch.empty_like(gate).unflatten(-1, (heads, v_dim))
+    o = torch.empty_like(gate).view(-1, heads, v_dim)
     for row, slot in enumerate(slots.tolist()):
         tokens = slice(row * width, (row + 1) * width)
         window = conv[slot : slot + 1, :past].clone()
-        one = {"cu_seqlens": (0, width), "fresh": (False,)}
-        y = causal_conv1d(qkv[tokens], conv_weight, window.clone(), zero, **one)
+        one, old = (0, width), (False,)
+        rows = qkv[tokens]
+        y = causal_conv1d(rows, conv_weight, window.clone(), zero, cu_seqlens=one, fresh=old)
         running = recurrent[slot : slot + 1].clone()
-        o[tokens] = kda_prefill(y, g[tokens], b[tokens], running, zero, **one)
+        o[tokens] = kda_prefill(y, g[tokens], b[tokens], running, zero, cu_seqlens=one, fresh=old)
         first, state = row * width, recurrent[slot : slot + 1]
         token = (y[:1], g[first : first + 1], b[first : first + 1])
-        kda_prefill(*token, state, zero, cu_seqlens=(0, 1), fresh=(False,))
-        conv[slot, : past + drafts] = torch.cat((window[0], qkv[tokens]))[1:]
+        kda_prefill(*token, state, zero, cu_seqlens=(0, 1), fresh=old)
+        conv[slot, : past + drafts] = torch.cat((window[0], rows))[1:]
         _, k, v = split_heads(y.to(recurrent.dtype), heads, k_dim, v_dim)
         draft_k[slot, :drafts] = l2_normalize(k)[1:]
         draft_v[slot, :drafts] = v[1:]

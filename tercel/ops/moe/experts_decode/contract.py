@@ -34,6 +34,7 @@ CONTRACT = Contract(
     cells=(
         Cell("nano decode", ("tp1",), T=1, k=4, E=16, L=128, I=128, mxfp4=True),
         Cell("nano batch", ("tp1",), T=8, k=4, E=16, L=128, I=128, mxfp4=True),
+        Cell("nano, more slots than are gathered", ("tp1",), T=9, k=4, E=16, L=128, I=128),
         Cell("bf16 experts with SiLU", ("tp1",), T=3, k=2, E=6, L=64, I=96, activation="silu"),
         Cell("a quarter of the experts, few slots", T=1, k=4, E=4, L=64, I=32, total=16, first=4),
         Cell("a quarter of the experts", T=5, k=4, E=4, L=64, I=32, total=16, first=12),

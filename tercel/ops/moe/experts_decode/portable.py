@@ -1,7 +1,7 @@
-"""Gathers the chosen experts while the slots are fewer than the experts, else runs them all.
+"""Gathers the chosen experts while they are few, else runs every expert on every token.
 
-Row vectors stand on the left of every batched product: with the matrix on the left a CPU's batched
-matrix-vector product is several times slower.
+Where one row meets one matrix, the matrix stands on the left and the row is transposed from memory
+order: a CPU's batched product is up to ten times slower in the other three arrangements.
 """
 
 import torch
@@ -27,12 +27,12 @@ def experts_decode(
     tokens, slots = ids.shape
     experts, latent, width = w2.shape
     index, shares = local_experts(ids, weights, first_expert, experts)
-    if tokens * slots <= experts:
+    if tokens * slots <= 2 * experts:
         flat = index.view(-1)
         chosen = w13.index_select(0, flat).view(tokens, slots * 2 * width, latent)
-        hidden = torch.bmm(z.unsqueeze(1), chosen.mT).view(tokens * slots, 1, 2 * width)
+        hidden = torch.bmm(chosen, z.unsqueeze(1).mT).view(tokens * slots, 1, 2 * width)
         activated = activate(hidden, activation, beta, linear_beta)
-        outputs = torch.bmm(activated, w2.index_select(0, flat).mT)
+        outputs = torch.bmm(w2.index_select(0, flat), activated.mT)
     else:
         hidden = torch.mm(z, w13.view(-1, latent).t()).view(tokens, experts, 2 * width)
         activated = activate(hidden, activation, beta, linear_beta)

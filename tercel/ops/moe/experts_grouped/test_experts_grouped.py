@@ -32,13 +32,13 @@ def test_replay():
 
 @pytest.mark.parametrize("implementation", experts_grouped.implementations)
 def test_ranks_of_experts_add_up(implementation):
-    arguments = draw(experts_grouped, CONTRACT.cells[2], dtype=torch.float64)
+    arguments = draw(experts_grouped, CONTRACT.cells[2], dtype=torch.float32)
     run = experts_grouped.implementation(implementation).run
     parts = []
     for first in (0, 2, 4):
         part = {name: arguments[name][first : first + 2] for name in ("w13", "w2")}
         parts.append(run(**{**arguments, **part, "first_expert": first}))
-    torch.testing.assert_close(sum(parts), run(**arguments), rtol=0, atol=1e-12)
+    torch.testing.assert_close(sum(parts), run(**arguments), rtol=0, atol=1e-5)
 
 
 def test_packed_weights_are_the_exact_values():
