@@ -4,9 +4,40 @@ Filters become one threshold per row, so that a row that does not filter draws f
 in the same id order, whether or not its neighbours do.
 """
 
+from typing import Any
+
 import torch
 
 from tercel.core.group import Group
+from tercel.errors import ContractError
+
+
+def check_parameters(
+    *,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    positions: torch.Tensor,
+    filtered: bool,
+    greedy: bool,
+    **_: Any,
+) -> None:
+    """Raises ContractError for a row's parameter out of range, or for one that a flag denies."""
+    checks = {
+        "temperature: must be 0 or more": temperature >= 0,
+        "top_k: must be 0 or more": top_k >= 0,
+        "top_p: must be above 0, at most 1": (top_p > 0) & (top_p <= 1),
+        "min_p: must be 0 to 1": (min_p >= 0) & (min_p <= 1),
+        "positions: must be 0 or more": positions >= 0,
+        "filtered: False, but a row filters": (
+            torch.tensor(filtered) | ((top_k == 0) & (top_p == 1) & (min_p == 0))
+        ),
+        "greedy: True, but a row has a temperature": ~torch.tensor(greedy) | (temperature == 0),
+    }
+    for problem, good in checks.items():
+        if not bool(good.all()):
+            raise ContractError(problem)
 
 
 def masses(
