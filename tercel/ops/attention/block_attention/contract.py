@@ -121,7 +121,18 @@ CONTRACT = Contract(
         Cell(
             "transformers, a window below the block", **SMALL, KV=2, contexts=(2, 31, 9), window=4
         ),
-        Cell("MLA", ("tp1",), width=7, H=4, KV=1, D=96, V=64, PS=16, PAGES=9, contexts=(5, 40)),
+        Cell(
+            "MLA, values in keys",
+            ("tp1",),
+            width=7,
+            H=4,
+            KV=1,
+            D=96,
+            V=64,
+            PS=16,
+            PAGES=9,
+            contexts=(5, 40),
+        ),
     ),
     tolerance=Tolerance(
         element_ulps=4,
