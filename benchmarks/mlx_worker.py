@@ -1,4 +1,4 @@
-"""mlx-lm on a CPU, for cpu_throughput.py: reads [prompts, new_tokens] lines, writes times and tokens.
+"""mlx-lm on a CPU, for cpu_throughput.py: prompts in, times and tokens out, a JSON line each.
 
 Runs in an environment with mlx-lm and without Tercel.
 """

@@ -58,12 +58,12 @@ def _host_us(work: Work) -> float:
 
 def _cuda_us(work: Work) -> float:
     torch.empty(L2_BYTES, dtype=torch.uint8, device="cuda").fill_(1)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
     work()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1e3
+    return float(start.elapsed_time(end)) * 1e3
 
 
 def copy_bandwidth(nbytes: int = 1 << 28, *, device: str = "cpu", rounds: int = 10) -> float:

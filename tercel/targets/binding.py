@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -60,10 +60,11 @@ def _of_field(pack: Callable[..., Any], dtype: torch.dtype) -> Callable[[Any], A
     """A pack takes the tensors of a weight; a field is one tensor or a dataclass of several."""
 
     def apply(value: Any) -> Any:
-        if not is_dataclass(value):
+        if isinstance(value, torch.Tensor):
             return pack(value, dtype=dtype)
-        tensors = [getattr(value, item.name) for item in fields_of(value)]
-        return type(value)(*pack(*tensors, dtype=dtype))
+        names = [item.name for item in fields_of(value)]
+        packed = pack(*(getattr(value, name) for name in names), dtype=dtype)
+        return replace(value, **dict(zip(names, packed, strict=True)))
 
     return apply
 

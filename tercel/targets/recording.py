@@ -157,4 +157,4 @@ def _dtype(x: torch.Tensor) -> str:
 
 
 def _storage(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata
+    return int(x.untyped_storage()._cdata)

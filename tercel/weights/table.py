@@ -162,6 +162,7 @@ def _moe(c: ModelConfig, at: str, format_of: Callable[[str], str]) -> Node:
     bias = Source(f"{at}gate.e_score_correction_bias", (E,), "F32")
     latent = c.routed_expert_hidden_size is not None
     norm = _vector(f"{at}routed_expert_norm", L) if c.latent_moe_use_norm else None
+    up = matrix(f"{at}routed_expert_up_proj", N, L, LATENT, dim=1)
     return Node(
         MoeWeights,
         {
@@ -170,7 +171,7 @@ def _moe(c: ModelConfig, at: str, format_of: Callable[[str], str]) -> Node:
             "down": Row((matrix(f"{at}routed_expert_down_proj", L, N),)) if latent else None,
             "experts": _experts(c, f"{at}experts.", format_of),
             "latent_norm": norm,
-            "up": Row((matrix(f"{at}routed_expert_up_proj", N, L, LATENT, dim=1),)) if latent else None,
+            "up": Row((up,)) if latent else None,
             "shared": _mlp(f"{at}shared_experts.", c.shared_intermediate_size, N),
         },
     )

@@ -47,7 +47,7 @@ def test_the_rule_sees_a_wrong_import(tmp_path):
     assert violations(wrong) == ["tercel.core.wrong imports tercel.runtime.engine.Engine"]
 
 
-def test_ops_import_no_other_op_but_its_reference():
+def test_ops_import_no_other_op_but_its_reference_or_contract():
     wrong = []
     for source in HOST:
         parts = source.module.split(".")
@@ -56,7 +56,11 @@ def test_ops_import_no_other_op_but_its_reference():
         for name in source.imports():
             target = name.split(".")
             is_op = target[:2] == ["tercel", "ops"] and len(target) > 3 and target[2] != "_lib"
-            if is_op and target[2:4] != parts[2:4] and "reference" not in target[4:]:
+            if (
+                is_op
+                and target[2:4] != parts[2:4]
+                and not {"reference", "contract"} & set(target[4:])
+            ):
                 wrong.append(f"{source.module} imports {name}")
     assert wrong == []
 

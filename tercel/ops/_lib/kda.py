@@ -1,10 +1,16 @@
 """What the contracts of the KDA ops draw alike."""
 
+from typing import Any
+
 import torch
 
 from tercel.contract.contract import Cell, InputMaker
 from tercel.errors import ContractError
 from tercel.ops._lib.pools import check_slots, draw_pool
+
+HEAD = {"K": 128, "V": 128, "W": 4}
+"""Sizes of a head of every published model, and the taps before it."""
+SMALL_HEAD = {"K": 16, "V": 32, "W": 4}
 
 
 def draw_gate(make: InputMaker, heads: int, width: int) -> dict[str, torch.Tensor]:
@@ -33,12 +39,12 @@ def draw_layer(cell: Cell, make: InputMaker, tokens: int) -> dict[str, torch.Ten
 
 
 def draw_state(
-    cell: Cell, make: InputMaker, slots: torch.Tensor, window_rows: int
+    cell: Cell, make: InputMaker, slots: torch.Tensor, *, window: int, known: int
 ) -> dict[str, torch.Tensor]:
-    """Pools whose `slots` hold a state and the first rows of a window; poison elsewhere."""
+    """Pools whose `slots` hold a state and `known` rows of a window; poison elsewhere."""
     heads, k_dim, v_dim, rows = cell["H"], cell["K"], cell["V"], slots.shape[0]
-    windows = make.poison(rows, cell["S"], heads * (2 * k_dim + v_dim))
-    windows[:, :window_rows] = make.normal(rows, window_rows, windows.shape[2])
+    windows = make.poison(rows, window, heads * (2 * k_dim + v_dim))
+    windows[:, :known] = make.normal(rows, known, windows.shape[2])
     states = make.normal(rows, heads, v_dim, k_dim, scale=0.3, dtype="f32")
     return {
         "conv": draw_pool(make, cell["SLOTS"], slots, windows, "act"),
@@ -74,8 +80,16 @@ def draw_records(
     }
 
 
-def check_pending(slots: torch.Tensor, pending: torch.Tensor, *, count: int, drafts: int) -> None:
-    """Raises ContractError for slots or accepted drafts that a pool of `count` does not have."""
-    check_slots(slots, count)
-    if not all(0 <= value <= drafts for value in pending.tolist()):
-        raise ContractError(f"pending: {pending.tolist()} is not within 0 .. {drafts}")
+def check_drafts(
+    *,
+    recurrent: torch.Tensor,
+    draft_k: torch.Tensor,
+    slots: torch.Tensor,
+    pending: torch.Tensor,
+    **_: Any,
+) -> None:
+    """Raises ContractError for slots or accepted drafts that the pools do not have."""
+    check_slots(slots, recurrent.shape[0])
+    drafts, accepted = draft_k.shape[1], pending.tolist()
+    if not all(0 <= count <= drafts for count in accepted):
+        raise ContractError(f"pending: {accepted} is not within 0 .. {drafts}")

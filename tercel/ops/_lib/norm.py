@@ -21,15 +21,14 @@ def attn_res(
     eps: float,
 ) -> torch.Tensor:
     """The softmax mixture of the rows bank [S, T, N] and prefix [T, N]; one rounding."""
-    rows = wide(torch.cat((bank, prefix.unsqueeze(0))))
-    sources, tokens, width = rows.shape
-    flat = rows.view(-1, width)
+    tokens, width = prefix.shape
+    flat = wide(torch.cat((bank.flatten(0, 1), prefix)))
     norm = torch.linalg.vector_norm(flat, 2, -1)
     scale = torch.addcmul(norm.new_full((), eps), norm, norm, value=1.0 / width).rsqrt_()
     scores = torch.mv(flat, wide(res_norm) * wide(res_proj)).mul_(scale)
-    shares = torch.softmax(scores.view(sources, tokens), 0)
     if tokens == 1:
-        mixture = torch.mv(flat.t(), shares.view(-1)).unsqueeze(0)
+        mixture = torch.mm(torch.softmax(scores, 0).unsqueeze(0), flat)
     else:
-        mixture = rows.mul_(shares.unsqueeze(-1)).sum(0)
+        shares = torch.softmax(scores.view(-1, tokens), 0).unsqueeze(-1)
+        mixture = flat.view(-1, tokens, width).mul_(shares).sum(0)
     return mixture.to(prefix.dtype)

@@ -48,6 +48,7 @@ CONTRACT = Contract(
         "L": "kv_lora_rank",
         "E": "an entry of the cache: kv_lora_rank + qk_rope_head_dim",
         "PS": "tokens of a page",
+        "PAGES": "pages of the pool; page 0 is the sink",
     },
     args={
         "latent": Arg("T E", layout="rows"),

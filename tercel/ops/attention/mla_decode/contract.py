@@ -84,6 +84,7 @@ CONTRACT = Contract(
         "E": "an entry of the cache: kv_lora_rank + qk_rope_head_dim",
         "PG": "pages of the longest row",
         "PS": "tokens of a page",
+        "PAGES": "pages of the pool; page 0 is the sink",
     },
     args={
         "query": Arg("R*width H E"),

@@ -23,6 +23,9 @@ from tercel.contract.contract import InputMaker
 from tercel.errors import ContractError
 from tercel.ops._lib.pools import check_cu_seqlens, draw_pages
 
+HEAD = {"K": 128, "V": 128, "L": 512, "E": 576}
+"""Sizes of the published models."""
+
 
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     heads, k_dim, v_dim, rank, entry = (cell[axis] for axis in ("H", "K", "V", "L", "E"))
@@ -88,6 +91,7 @@ CONTRACT = Contract(
         "E": "an entry of the cache: kv_lora_rank + qk_rope_head_dim",
         "PG": "pages of the longest row",
         "PS": "tokens of a page",
+        "PAGES": "pages of the pool; page 0 is the sink",
     },
     args={
         "q": Arg("T H K+E-L", layout="rows"),
@@ -113,45 +117,25 @@ CONTRACT = Contract(
     cells=(
         Cell(
             "nano: a prompt, a later chunk, one token and none, in one step",
-            layouts=("tp1",),
-            H=4,
-            K=128,
-            V=128,
-            L=512,
-            E=576,
-            PS=16,
-            PAGES=24,
+            ("tp1",),
+            **{"H": 4, "PS": 16, "PAGES": 24, "gated": True, **HEAD},
             cu_seqlens=(0, 50, 83, 84, 84),
             context_lens=(0, 70, 31, 5),
-            gated=True,
         ),
         Cell(
             "K3 rank of 16, a chunk behind a context",
-            layouts=("tp16_moetp4ep4",),
-            H=6,
-            K=128,
-            V=128,
-            L=512,
-            E=576,
-            PS=64,
-            PAGES=6,
+            ("tp16_moetp4ep4",),
+            **{"H": 6, "PS": 64, "PAGES": 6, "gated": True, **HEAD},
             cu_seqlens=(0, 40),
             context_lens=(200,),
-            gated=True,
         ),
         Cell(
             "windows of context, no gate",
-            layouts=("tp1",),
-            H=2,
-            K=16,
-            V=24,
-            L=32,
-            E=40,
-            PS=8,
-            PAGES=200,
+            ("tp1",),
+            **{"H": 2, "PS": 8, "PAGES": 200, "gated": False},
+            **{"K": 16, "V": 24, "L": 32, "E": 40},
             cu_seqlens=(0, 9, 600),
             context_lens=(900, 0),
-            gated=False,
         ),
     ),
     tolerance=Tolerance(

@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from tercel.contract.check import check_cell, check_control, check_refusal, check_replay, draw
+from tercel.contract.check import (
+    check_cell,
+    check_control,
+    check_meta,
+    check_refusal,
+    check_replay,
+    draw,
+)
 from tercel.ops.attention.mla_query_append import CONTRACT, mla_query_append
 from tercel.ops.attention.mla_query_append.reference import mla_query_append as naive
 
@@ -45,10 +52,8 @@ def test_query_meets_entries_as_expanded_keys_do():
     torch.testing.assert_close(query @ entry, expected)
 
 
-def test_runs_on_meta_tensors():
-    drawn = draw(mla_query_append, CELL, dtype=torch.bfloat16)
-    meta = {k: v.to("meta") if isinstance(v, torch.Tensor) else v for k, v in drawn.items()}
-    assert mla_query_append(**meta).shape == (8, 4, 576)
+def test_reads_nothing_on_the_host():
+    check_meta(mla_query_append, CELL, mla_query_append.portable.name)
 
 
 def test_control_no_norm_of_the_query_latent():

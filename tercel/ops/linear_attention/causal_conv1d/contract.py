@@ -63,6 +63,7 @@ CONTRACT = Contract(
         "W": "taps",
         "S": "rows of a slot; those after the first W - 1 are not touched",
         "N": "sequences",
+        "SLOTS": "slots of the pool; slot 0 is the sink",
     },
     args={
         "x": Arg("T C", layout="rows"),

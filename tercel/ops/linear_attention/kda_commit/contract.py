@@ -12,33 +12,28 @@ Source: derived from kda_verify.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance
 from tercel.contract.contract import InputMaker
-from tercel.ops._lib.kda import check_pending, draw_pending, draw_records, draw_state
+from tercel.ops._lib.kda import (
+    HEAD,
+    SMALL_HEAD,
+    check_drafts,
+    draw_pending,
+    draw_records,
+    draw_state,
+)
 
 
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     slots = make.choice(cell["R"], low=1, high=cell["SLOTS"])
     pending = draw_pending(make, cell["R"], cell["D"])
+    window = cell["W"] - 1 + cell["D"]
     return {
-        **draw_state(cell, make, slots, cell["S"]),
+        **draw_state(cell, make, slots, window=window, known=window),
         **draw_records(cell, make, slots, pending),
         "slots": slots,
         "pending": pending,
     }
-
-
-def valid(
-    *,
-    recurrent: torch.Tensor,
-    draft_k: torch.Tensor,
-    slots: torch.Tensor,
-    pending: torch.Tensor,
-    **_: Any,
-) -> None:
-    check_pending(slots, pending, count=recurrent.shape[0], drafts=draft_k.shape[1])
 
 
 def cost(sizes: Mapping[str, int]) -> Cost:
@@ -54,6 +49,10 @@ def cost(sizes: Mapping[str, int]) -> Cost:
 CONTRACT = Contract(
     axes={
         "R": "rows",
+        "H": "heads",
+        "K": "key channels of a head",
+        "V": "value channels of a head",
+        "SLOTS": "slots of the pool; slot 0 is the sink",
         "D": "drafts that a slot remembers at most",
         "S": "W - 1 + D rows of a window",
         "C": "H * (2K + V), the channels of q|k|v",
@@ -73,21 +72,11 @@ CONTRACT = Contract(
     keep=("slots",),
     cost=cost,
     inputs=inputs,
-    valid=valid,
+    valid=check_drafts,
     cells=(
-        Cell("nano", layouts=("tp1",), R=3, H=4, K=128, V=128, D=3, S=6, SLOTS=5),
-        Cell(
-            "K3 rank of 16, seven drafts",
-            layouts=("tp16_moetp4ep4",),
-            R=1,
-            H=6,
-            K=128,
-            V=128,
-            D=7,
-            S=10,
-            SLOTS=3,
-        ),
-        Cell("no drafts: nothing to do", layouts=("tp1",), R=2, H=2, K=16, V=32, D=0, S=3, SLOTS=4),
+        Cell("nano, three drafts", ("tp1",), R=3, H=4, D=3, SLOTS=5, **HEAD),
+        Cell("K3 rank of 16, seven drafts", ("tp16_moetp4ep4",), R=1, H=6, D=7, SLOTS=3, **HEAD),
+        Cell("no drafts: nothing to do", ("tp1",), R=2, H=2, D=0, SLOTS=4, **SMALL_HEAD),
     ),
     tolerance={
         "conv": Tolerance(element_ulps=0, rms_ulps=0, why="rows are moved, not computed"),

@@ -23,7 +23,7 @@ import torch
 
 from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
-from tercel.ops._lib.kda import draw_layer, draw_state
+from tercel.ops._lib.kda import HEAD, SMALL_HEAD, draw_layer, draw_state
 from tercel.ops._lib.pools import check_slots
 
 
@@ -31,7 +31,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     slots = make.choice(cell["R"], low=1, high=cell["SLOTS"])
     return {
         **draw_layer(cell, make, cell["R"]),
-        **draw_state(cell, make, slots, cell["W"] - 1),
+        **draw_state(cell, make, slots, window=cell["S"], known=cell["W"] - 1),
         "slots": slots,
         "lower_bound": cell["lower_bound"],
         "eps": 1e-5,
@@ -61,6 +61,7 @@ CONTRACT = Contract(
         "V": "value channels of a head",
         "C": "H * (2K + V), the channels of q|k|v",
         "W": "taps of the convolution",
+        "SLOTS": "slots of the pool; slot 0 is the sink",
         "S": "rows of a window; those after the first W - 1 are not touched",
     },
     args={
@@ -85,40 +86,16 @@ CONTRACT = Contract(
     inputs=inputs,
     valid=valid,
     cells=(
-        Cell(
-            "nano, a batch",
-            layouts=("tp1",),
-            R=5,
-            H=4,
-            K=128,
-            V=128,
-            W=4,
-            S=3,
-            SLOTS=9,
-            lower_bound=-5.0,
-        ),
+        Cell("nano, a batch", ("tp1",), R=5, H=4, S=3, SLOTS=9, lower_bound=-5.0, **HEAD),
         Cell(
             "K3 rank of 16, one request, drafts' rows behind the window",
-            layouts=("tp16_moetp4ep4", "tp16_moetp16ep1"),
-            R=1,
-            H=6,
-            K=128,
-            V=128,
-            W=4,
-            S=10,
-            SLOTS=3,
-            lower_bound=-5.0,
+            ("tp16_moetp4ep4", "tp16_moetp16ep1"),
+            **{"R": 1, "H": 6, "S": 10, "SLOTS": 3, "lower_bound": -5.0, **HEAD},
         ),
         Cell(
             "Kimi-Linear's gate, values wider than keys",
-            R=3,
-            H=2,
-            K=16,
-            V=32,
-            W=4,
-            S=3,
-            SLOTS=5,
-            lower_bound=None,
+            (),
+            **{"R": 3, "H": 2, "S": 3, "SLOTS": 5, "lower_bound": None, **SMALL_HEAD},
         ),
     ),
     tolerance={

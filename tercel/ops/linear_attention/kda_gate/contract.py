@@ -48,7 +48,7 @@ CONTRACT = Contract(
     cost=cost,
     inputs=inputs,
     cells=(
-        Cell("nano", layouts=("tp1",), T=33, H=4, K=128, lower_bound=-5.0),
+        Cell("nano prefill", layouts=("tp1",), T=33, H=4, K=128, lower_bound=-5.0),
         Cell(
             "K3 rank of 16, one token",
             layouts=("tp16_moetp4ep4",),

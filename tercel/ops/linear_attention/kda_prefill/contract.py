@@ -71,6 +71,7 @@ CONTRACT = Contract(
         "K": "key channels of a head",
         "V": "value channels of a head",
         "N": "sequences",
+        "SLOTS": "slots of the pool; slot 0 is the sink",
     },
     args={
         "qkv": Arg("T H*(2*K+V)", layout="rows"),

@@ -17,20 +17,26 @@ Source: Kimi K3 modeling_kimi_linear.py, KimiDeltaAttention.
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
-from tercel.ops._lib.kda import check_pending, draw_layer, draw_pending, draw_records, draw_state
+from tercel.ops._lib.kda import (
+    HEAD,
+    SMALL_HEAD,
+    check_drafts,
+    draw_layer,
+    draw_pending,
+    draw_records,
+    draw_state,
+)
 
 
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
-    width, rows = cell["width"], cell["R"]
+    width, rows, past = cell["width"], cell["R"], cell["W"] - 1
     slots = make.choice(rows, low=1, high=cell["SLOTS"])
     pending = draw_pending(make, rows, width - 1)
     return {
         **draw_layer(cell, make, rows * width),
-        **draw_state(cell, make, slots, cell["W"] - 1 + width - 1),
+        **draw_state(cell, make, slots, window=past + cell["D"], known=past + width - 1),
         **draw_records(cell, make, slots, pending),
         "slots": slots,
         "pending": pending,
@@ -40,28 +46,16 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     }
 
 
-def valid(
-    *,
-    recurrent: torch.Tensor,
-    draft_k: torch.Tensor,
-    slots: torch.Tensor,
-    pending: torch.Tensor,
-    **_: Any,
-) -> None:
-    check_pending(slots, pending, count=recurrent.shape[0], drafts=draft_k.shape[1])
-
-
 def cost(sizes: Mapping[str, int]) -> Cost:
-    rows, width, taps = sizes["R"], sizes["width"], sizes["W"]
-    heads, k_dim, v_dim = (sizes[axis] for axis in "HKV")
-    tokens, channels, drafts = rows * width, sizes["C"], width - 1
+    rows, heads, k_dim, v_dim, channels, taps = (sizes[axis] for axis in "RHKVCW")
+    tokens, drafts = rows * sizes["width"], sizes["width"] - 1
     activations = tokens * (channels + heads * (2 * v_dim + k_dim + 1))
     windows = 2 * rows * (taps - 1 + drafts) * channels
     records = 2 * rows * drafts * heads * (8 * k_dim + v_dim * sizes["act"] + 4)
     weights = channels * taps + heads * (k_dim + 1) + v_dim
-    state = 8 * rows * heads * v_dim * k_dim
+    state = 8 * rows * heads * v_dim * k_dim + 4 * weights
     return Cost(
-        bytes=(activations + windows) * sizes["act"] + records + 4 * weights + state,
+        bytes=(activations + windows) * sizes["act"] + records + state,
         flops=7 * (tokens + rows * drafts) * heads * v_dim * k_dim,
     )
 
@@ -74,6 +68,7 @@ CONTRACT = Contract(
         "V": "value channels of a head",
         "C": "H * (2K + V), the channels of q|k|v",
         "W": "taps of the convolution",
+        "SLOTS": "slots of the pool; slot 0 is the sink",
         "D": "drafts that a slot remembers at most",
     },
     args={
@@ -106,61 +101,27 @@ CONTRACT = Contract(
     keep=("slots",),
     cost=cost,
     inputs=inputs,
-    valid=valid,
+    valid=check_drafts,
     cells=(
         Cell(
             "nano, three drafts",
-            layouts=("tp1",),
-            R=3,
-            width=4,
-            H=4,
-            K=128,
-            V=128,
-            W=4,
-            D=3,
-            SLOTS=6,
-            S=6,
-            lower_bound=-5.0,
+            ("tp1",),
+            **{"R": 3, "width": 4, "H": 4, "D": 3, "SLOTS": 6, "lower_bound": -5.0, **HEAD},
         ),
         Cell(
             "K3 rank of 16, one request, seven drafts",
-            layouts=("tp16_moetp4ep4",),
-            R=1,
-            width=8,
-            H=6,
-            K=128,
-            V=128,
-            W=4,
-            D=7,
-            SLOTS=3,
-            S=10,
-            lower_bound=-5.0,
+            ("tp16_moetp4ep4",),
+            **{"R": 1, "width": 8, "H": 6, "D": 7, "SLOTS": 3, "lower_bound": -5.0, **HEAD},
         ),
         Cell(
             "fewer drafts than there is room for, Kimi-Linear's gate",
-            R=3,
-            width=3,
-            H=2,
-            K=16,
-            V=32,
-            W=4,
-            D=5,
-            SLOTS=5,
-            S=8,
-            lower_bound=None,
+            (),
+            **{"R": 3, "width": 3, "H": 2, "D": 5, "SLOTS": 5, "lower_bound": None, **SMALL_HEAD},
         ),
         Cell(
             "no room for drafts: decode",
-            R=2,
-            width=1,
-            H=2,
-            K=16,
-            V=32,
-            W=4,
-            D=0,
-            SLOTS=5,
-            S=3,
-            lower_bound=-5.0,
+            (),
+            **{"R": 2, "width": 1, "H": 2, "D": 0, "SLOTS": 5, "lower_bound": -5.0, **SMALL_HEAD},
         ),
     ),
     tolerance={
@@ -188,14 +149,12 @@ CONTRACT = Contract(
             why="the convolution's rounding passes through the normalisation",
             unit="act",
         ),
-        "draft_v": Tolerance(
-            element_ulps=8, rms_ulps=2, why="the convolution: four products, SiLU, one rounding"
-        ),
-        "draft_g": Tolerance(element_ulps=12, rms_ulps=3, why="as kda_gate"),
-        "draft_beta": Tolerance(element_ulps=4, rms_ulps=2, why="one sigmoid in fp32"),
+        "draft_v": Tolerance(element_ulps=8, rms_ulps=2, why="as causal_conv1d, of the same rows"),
+        "draft_g": Tolerance(element_ulps=12, rms_ulps=3, why="as kda_gate, from the same f"),
+        "draft_beta": Tolerance(element_ulps=4, rms_ulps=2, why="a sigmoid of b in fp32"),
     },
     hazards=(
         Hazard("aliasing", "two rows with one live slot race; nothing raises", ("slots",)),
-        Hazard("call_order", "pending counts drafts of the slot's latest step; nothing raises"),
+        Hazard("call_order", "pending counts the drafts of the slot's latest step"),
     ),
 )

@@ -48,7 +48,7 @@ CONTRACT = Contract(
         Cell("nano batch", ("tp1",), T=8, E=16, top_k=4),
         Cell("Kimi-Linear", ("tp1", "tp2"), T=3, E=256, top_k=8, scaling=2.446),
         Cell("raw scores", T=2, E=12, top_k=3, scaling=1.5, renormalize=False),
-        Cell("K3", ("tp16_moetp4ep4", "tp16_moetp16ep1"), T=4, E=896, top_k=16),
+        Cell("K3, 896 experts", ("tp16_moetp4ep4", "tp16_moetp16ep1"), T=4, E=896, top_k=16),
     ),
     tolerance=Tolerance(
         element_ulps=6,
