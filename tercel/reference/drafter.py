@@ -166,21 +166,21 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 
 def inverse_frequencies(c: Config) -> Tensor:
     """[rope_dim / 2] radians per position, fp64."""
-    dim = c.rope_dim
+    dim, yarn = c.rope_dim, c.yarn
     frequencies = c.rope_theta ** -(torch.arange(0, dim, 2, dtype=torch.float64) / dim)
-    if c.yarn is None:
+    if yarn is None:
         return frequencies
 
     def channel(rotations: float) -> float:
         """The pair of channels that makes so many rotations within the original context."""
-        turns = c.yarn.original_max_position / (rotations * 2 * math.pi)
+        turns = yarn.original_max_position / (rotations * 2 * math.pi)
         return dim * math.log(turns) / (2 * math.log(c.rope_theta))
 
-    low = max(math.floor(channel(c.yarn.beta_fast)), 0)
-    high = min(math.ceil(channel(c.yarn.beta_slow)), dim - 1)
+    low = max(math.floor(channel(yarn.beta_fast)), 0)
+    high = min(math.ceil(channel(yarn.beta_slow)), dim - 1)
     ramp = (torch.arange(dim // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)
     stretched = ramp.clamp(0, 1)
-    return frequencies * (1 - stretched) + frequencies / c.yarn.factor * stretched
+    return frequencies * (1 - stretched) + frequencies / yarn.factor * stretched
 
 
 def rotation_scale(c: Config) -> float:
@@ -213,6 +213,8 @@ def rotate(x: Tensor, positions: Tensor, c: Config) -> Tensor:
 
 class Attention(nn.Module):
     """Rows of blocks attend to context rows and to blocks, by a mask."""
+
+    o_proj: nn.Linear
 
     def __init__(self, c: Config) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ def _rows(
     """[R, room + width, KV, D] wide: the cached rows, then the block's. What no slot sees is zero,
     as even NaN may be stored there."""
     cached = cache.index_select(0, table.flatten()).view(table.shape[0], -1, *cache.shape[2:])
-    rows = torch.cat((cached, own.unflatten(0, (-1, width))), 1)
+    rows = torch.cat((cached, own.reshape(-1, width, *own.shape[1:])), 1)
     return wide(rows.masked_fill(~inside.view(*inside.shape, 1, 1), 0.0))
 
 
@@ -102,11 +102,11 @@ def _mix(
     kv_heads, group = keys.shape[2], q.shape[1] // keys.shape[2]
     rows = (wide(q) * scale).view(requests, width, kv_heads, group, -1).transpose(1, 2)
     scores = rows.flatten(2, 3) @ keys.permute(0, 2, 3, 1)
-    scores = scores.unflatten(2, (width, group))
-    scores = scores.masked_fill(~seen.view(requests, 1, width, 1, -1), float("-inf"))
-    mixed = scores.softmax(-1).flatten(2, 3) @ values.transpose(1, 2)
-    mixed = mixed.unflatten(2, (width, group)).transpose(1, 2)
-    return mixed.reshape(requests * width, -1).to(q.dtype)
+    hidden = ~seen.view(requests, 1, width, 1, -1)
+    scores.view(requests, kv_heads, width, group, -1).masked_fill_(hidden, float("-inf"))
+    mixed = (scores.softmax(-1) @ values.transpose(1, 2)).to(q.dtype)
+    mixed = mixed.view(requests, kv_heads, width, group, -1).transpose(1, 2)
+    return mixed.reshape(requests * width, -1)
 
 
 def draw_context(cell: Cell, make: InputMaker) -> dict[str, Any]:

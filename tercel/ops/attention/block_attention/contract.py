@@ -69,9 +69,9 @@ def cost(sizes: Mapping[str, int]) -> Cost:
     )
 
 
-NANO = {"width": 7, "H": 4, "KV": 2, "D": 64, "PS": 16, "PAGES": 12}
-K3 = {"H": 6, "KV": 1, "D": 64, "PS": 64, "PAGES": 12}
-SMALL = {"width": 6, "H": 2, "D": 16, "PS": 4, "PAGES": 24}
+NANO: dict[str, Any] = {"width": 7, "H": 4, "KV": 2, "D": 64, "PS": 16, "PAGES": 12}
+K3: dict[str, Any] = {"H": 6, "KV": 1, "D": 64, "PS": 64, "PAGES": 12}
+SMALL: dict[str, Any] = {"width": 6, "H": 2, "D": 16, "PS": 4, "PAGES": 24}
 
 CONTRACT = Contract(
     axes={

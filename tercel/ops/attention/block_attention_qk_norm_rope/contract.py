@@ -61,8 +61,8 @@ def cost(sizes: Mapping[str, int]) -> Cost:
     )
 
 
-NANO = {"width": 7, "H": 4, "KV": 2, "D": 64, "PS": 16, "PAGES": 12}
-K3 = {"H": 6, "KV": 1, "D": 64, "PS": 64, "PAGES": 12}
+NANO: dict[str, Any] = {"width": 7, "H": 4, "KV": 2, "D": 64, "PS": 16, "PAGES": 12}
+K3: dict[str, Any] = {"H": 6, "KV": 1, "D": 64, "PS": 64, "PAGES": 12}
 
 CONTRACT = Contract(
     axes={

@@ -43,7 +43,7 @@ def block_attention_qk_norm_rope(
     return block_attention(
         q,
         k,
-        qkv.unflatten(-1, (heads + 2 * kv_heads, -1))[:, heads + kv_heads :],
+        qkv.view(qkv.shape[0], heads + 2 * kv_heads, -1)[:, heads + kv_heads :],
         k_cache,
         v_cache,
         block_table,

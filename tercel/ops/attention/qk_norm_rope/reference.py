@@ -18,14 +18,12 @@ def qk_norm_rope(
     rope_scale: float,
     interleaved: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    parts = wide(qkv).unflatten(-1, (heads + 2 * kv_heads, -1))
-    q, k = parts[:, :heads], parts[:, heads : heads + kv_heads]
-    turn = {"scale": rope_scale, "interleaved": interleaved}
-    q, k = (
-        rotate(normalize(x, weight, eps), positions, inv_freq, **turn).to(qkv.dtype)
-        for x, weight in ((q, q_norm), (k, k_norm))
-    )
-    return q, k
+    parts = wide(qkv).view(qkv.shape[0], heads + 2 * kv_heads, -1)
+    q = normalize(parts[:, :heads], q_norm, eps)
+    k = normalize(parts[:, heads : heads + kv_heads], k_norm, eps)
+    q = rotate(q, positions, inv_freq, scale=rope_scale, interleaved=interleaved)
+    k = rotate(k, positions, inv_freq, scale=rope_scale, interleaved=interleaved)
+    return q.to(qkv.dtype), k.to(qkv.dtype)
 
 
 def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

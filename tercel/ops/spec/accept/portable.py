@@ -91,8 +91,8 @@ def _reject(
     p_draft, q_draft = (x[:, :slots].gather(2, index).squeeze(2) for x in (p, q))
     ratio = (p_draft / q_draft.masked_fill(q_draft == 0, 1.0)).masked_fill(q_draft == 0, 0.0)
     stream = torch.arange(slots, device=drafts.device) + Stream.ACCEPT
-    keys = (x.repeat_interleave(slots) for x in (seeds, positions))
-    u = uniform(*keys, stream.repeat(requests)).view(requests, slots)
+    key, place = (x.repeat_interleave(slots) for x in (seeds, positions))
+    u = uniform(key, place, stream.repeat(requests)).view(requests, slots)
     if rule == "token":
         scale = torch.ones_like(p[:, :, 0])
         accepted = (u < ratio.clamp_max(1.0)).long().cumprod(1).sum(1)

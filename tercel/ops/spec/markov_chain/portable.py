@@ -48,5 +48,5 @@ def _noise(
 ) -> torch.Tensor:
     """[R, G, count] of the ids of this rank."""
     streams = (torch.arange(slots, device=seeds.device) + Stream.DRAFT).repeat(seeds.shape[0])
-    keys = (x.repeat_interleave(slots) for x in (seeds, positions))
-    return gumbel(*keys, streams, first, count).view(-1, slots, count)
+    seeds, positions = (x.repeat_interleave(slots) for x in (seeds, positions))
+    return gumbel(seeds, positions, streams, first, count).view(-1, slots, count)

@@ -21,9 +21,10 @@ def markov_chain(
     num_drafts: int,
     greedy: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    whole = group.all_gather(base, dim=-1).unflatten(0, (-1, num_drafts))
+    whole = group.all_gather(base, dim=-1).view(anchors.shape[0], num_drafts, -1)
     up = None if w2 is None else wide(group.all_gather(w2))
-    logits, tokens = whole.clone(), []
+    logits = whole.clone()
+    tokens: list[list[int]] = []
     for r, rows in enumerate(logits):
         tokens.append([])
         previous = int(anchors[r])
