@@ -1,6 +1,6 @@
 """Keys and values of context tokens for all layers of a GQA drafter, written into its pages.
 
-    k | v = act(x @ weight[l]^T)                    per layer l, KV heads of D channels each
+    k | v = act(x @ weight^T)                       per layer l, KV heads of D channels each
     k = act(rope(k * rsqrt(mean(k**2) + eps) * k_norm[l]))       fp32 inside, per head
     pages[l, slot_mapping // PS, slot_mapping % PS] = k | v
 
@@ -32,7 +32,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     frequencies = torch.tensor(Rope(dim, 1e4).inverse_frequencies, dtype=torch.float32)
     return {
         "x": make.normal(tokens, hidden),
-        "weight": make.normal(layers, 2 * kv_heads * dim, hidden, scale=hidden**-0.5),
+        "weight": make.normal(layers * 2 * kv_heads * dim, hidden, scale=hidden**-0.5),
         "k_norm": make.uniform(layers, dim, low=0.5, high=1.5),
         "inv_freq": frequencies,
         "positions": make.integers(tokens, low=0, high=1 << 17),
@@ -70,7 +70,7 @@ CONTRACT = Contract(
     },
     args={
         "x": Arg("T N", layout="rows"),
-        "weight": Arg("L 2*KV*D N"),
+        "weight": Arg("L*2*KV*D N"),
         "k_norm": Arg("L D"),
         "inv_freq": Arg("D//2", "f32"),
         "positions": Arg("T", "i64"),

@@ -26,7 +26,7 @@ def context_kv(
 
     Args:
         x: [T, N] activations: the normed projection of the tokens' taps; rows contiguous.
-        weight: [L, 2 * KV * D, N] in the dtype of x, the layers' k and v projections.
+        weight: [L * 2 * KV * D, N] in the dtype of x: k and v projection of every layer.
         k_norm: [L, D] in the dtype of x.
         inv_freq: [D / 2] fp32 radians per position.
         positions: [T] i64 of the tokens.

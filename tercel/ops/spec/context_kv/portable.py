@@ -20,7 +20,7 @@ def context_kv(
     interleaved: bool,
 ) -> None:
     layers, _, _, _, kv_heads, dim = pages.shape
-    kv = torch.nn.functional.linear(x, weight.flatten(0, 1)).view(-1, layers, 2, kv_heads, dim)
+    kv = torch.nn.functional.linear(x, weight).view(-1, layers, 2, kv_heads, dim)
     keys = norm_rotate(
         kv[:, :, 0],
         k_norm.unsqueeze(1),

@@ -18,7 +18,7 @@ def context_kv(
     rope_scale: float,
     interleaved: bool,
 ) -> None:
-    for layer, rows in enumerate(weight):
+    for layer, rows in enumerate(weight.chunk(pages.shape[0])):
         kv = (x @ rows.T).view(x.shape[0], *pages.shape[3:])
         work = torch.promote_types(x.dtype, torch.float32)
         k = normalize(kv[:, 0].to(work), k_norm[layer], eps)
