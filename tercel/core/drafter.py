@@ -38,10 +38,9 @@ class GqaShape:
     num_kv_heads: int
     head_dim: int
 
-    @property
-    def entry_dim(self) -> int:
-        """Cached values per token and layer: keys, then values."""
-        return 2 * self.num_kv_heads * self.head_dim
+    def entry_shape(self, tp: int) -> tuple[int, ...]:
+        """What one of `tp` ranks caches per token and layer: keys, then values, of its heads."""
+        return 2, self.num_kv_heads // tp, self.head_dim
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,12 @@ class MlaShape:
     v_head_dim: int
 
     @property
-    def entry_dim(self) -> int:
-        """Cached values per token and layer: normed latent, then the turned key part."""
+    def latent_dim(self) -> int:
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def entry_shape(self, tp: int) -> tuple[int, ...]:
+        """What every rank caches per token and layer: normed latent, then the turned key part."""
+        return (self.latent_dim,)
 
 
 @dataclass(frozen=True)

@@ -75,3 +75,5 @@ class DrafterWeights:
     """[whole vocabulary, N] a table of the drafter's own; None: the target's."""
     mask_row: torch.Tensor | None
     """[N] what a mask token is embedded as; None: its row of the table."""
+    inv_freq: torch.Tensor
+    """[turning channels / 2] f32 radians per position; follows from the config."""

@@ -121,7 +121,7 @@ def _cached(c: DrafterConfig, names: Names) -> dict[str, Row]:
     """Every layer's projection of what it caches, and the norm of that."""
     shape, layers = c.attention, range(c.num_hidden_layers)
     if isinstance(shape, MlaShape):
-        entry = (shape.entry_dim, c.hidden_size)
+        entry = (shape.latent_dim, c.hidden_size)
         kv = [_attention(names, layer, "kv_a_proj_with_mqa") for layer in layers]
         sources = [Source(name, entry, "BF16") for name in kv]
         norm, width = "kv_a_layernorm", shape.kv_lora_rank
@@ -211,7 +211,7 @@ def _mla(c: DrafterConfig, shape: MlaShape, names: Names, layer: int) -> Node:
     return Node(
         MlaWeights,
         {
-            "proj": Row((q_a, Source(kv_a, (shape.entry_dim, c.hidden_size), "BF16"))),
+            "proj": Row((q_a, Source(kv_a, (shape.latent_dim, c.hidden_size), "BF16"))),
             "q_norm": _vector(_attention(names, layer, "q_a_layernorm"), rank),
             "q_b": Row((q_b,)),
             "kv_norm": _vector(_attention(names, layer, "kv_a_layernorm"), latent),

@@ -34,7 +34,8 @@ def changed(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 def test_specforge() -> None:
     c = drafter_config(SPECFORGE)
-    assert c.attention == GqaShape(64, 16, 64) and c.attention.entry_dim == 2048
+    assert c.attention == GqaShape(64, 16, 64)
+    assert c.attention.entry_shape(16) == (2, 1, 64)
     assert c.taps == (7, 23, 51, 67, 83) and c.tap_stream is TapStream.MIXTURE
     assert c.rope == Rope(64, 1e4, False, Yarn(16.0, 65536))
     assert c.windows == (None,) * 5 and c.causal == (False,) * 5
@@ -64,7 +65,8 @@ def test_speculators() -> None:
 
 def test_k3_dspark() -> None:
     c = drafter_config(K3_DSPARK)
-    assert c.attention == MlaShape(64, 1536, 512, 128, 64, 128) and c.attention.entry_dim == 576
+    assert c.attention == MlaShape(64, 1536, 512, 128, 64, 128)
+    assert c.attention.entry_shape(16) == (576,)
     assert c.taps == (2, 23, 47, 71, 89) and c.tap_stream is TapStream.PREFIX
     assert c.rope.interleaved and c.rope.theta == 5e4 and c.target_num_layers == 93
     assert c.block_size == 7 and c.anchor_predicts and not c.fc_norm
