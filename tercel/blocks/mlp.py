@@ -43,6 +43,8 @@ def moe(
         experts.w13_scale,
         experts.w2,
         experts.w2_scale,
+        experts.w13_scale_2,
+        experts.w2_scale_2,
         first_expert=first_expert,
         activation=model.hidden_act,
         beta=model.situ_beta,

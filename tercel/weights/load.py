@@ -7,16 +7,17 @@ from typing import Any, Protocol
 
 import torch
 
-from tercel.core import parameters
+from tercel.core import fp8, parameters
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
 from tercel.errors import ConfigError
-from tercel.weights.checkpoint import Checkpoint, Reader
+from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.header import StoredTensor
 from tercel.weights.manifest import account, checkpoint_table
 from tercel.weights.problems import raise_problems
 from tercel.weights.random import random_tensor
+from tercel.weights.reader import Reader
 from tercel.weights.rows import Node, Place, Row, Source
 from tercel.weights.table import KIMI_K3, model_table
 
@@ -48,7 +49,8 @@ def load_model(
     Beyond the weights, memory holds one layer's tensors before packing and the pages of one shard.
 
     Raises:
-        CheckpointError: lists everything that is wrong with the checkpoint; nothing is loaded then.
+        CheckpointError: lists everything that is wrong with the checkpoint, and nothing is loaded
+            then; or names the file that changed during the load.
         ConfigError: the layout does not divide the model, or a pack names no field.
     """
     build = _Build(config, layout, rank, dtype, device, packs or {})
@@ -72,6 +74,7 @@ def load_model(
                 progress(done, total)
 
     weights: ModelWeights = build.model(table, fill)
+    reader.verify()
     return weights
 
 
@@ -178,6 +181,10 @@ class _Build:
         return torch.empty(self.place.shape(row), dtype=row.dtype or self._dtype, device=device)
 
 
+_FP32_ROWS = 1024
+"""Rows of an FP8 matrix that are in memory as fp32 at a time."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Piece:
     """One stored tensor and the part of a weight that its slice fills."""
@@ -185,6 +192,7 @@ class _Piece:
     stored: StoredTensor
     source: Source
     target: torch.Tensor
+    block_scale: StoredTensor | None
 
     @property
     def position(self) -> tuple[str, int]:
@@ -192,7 +200,15 @@ class _Piece:
 
     def read(self, reader: Reader, place: Place) -> None:
         """Copies this rank's slice; no view of the shard is left, so that its pages can go."""
-        self.target.copy_(place.cut(self.source, reader.tensor(self.stored.name)))
+        if self.block_scale is None:
+            self.target.copy_(place.cut(self.source, reader.tensor(self.stored.name)))
+            return
+        scale = reader.tensor(self.block_scale.name).clone()
+        part = place.cut(self.source, reader.tensor(self.stored.name))
+        rows, columns = place.indices(self.source)
+        for start in range(0, len(part), _FP32_ROWS):
+            at = slice(start, start + _FP32_ROWS)
+            self.target[at].copy_(fp8.dequantize(part[at], scale, rows[at], columns))
 
 
 def _pieces(
@@ -206,14 +222,16 @@ def _pieces(
     for slot, expert in enumerate(place.experts(row)):
         target = out if row.num_experts is None else out[slot]
         for source, start, height in zip(row.sources, starts, heights, strict=False):
-            stored = tensors[source.key.format(expert=expert)]
-            yield _Piece(stored, source, target.narrow(0, start, height))
+            stored, *scales = (tensors[part.key.format(expert=expert)] for part in source.stored())
+            piece = target.narrow(0, start, height)
+            yield _Piece(stored, source, piece, scales[0] if scales else None)
 
 
 def _declared_table(config: ModelConfig, layers: range) -> Node:
-    formats = {None: "plain", "compressed-tensors": "mxfp4"}
+    formats = {None: "plain", "compressed-tensors": "mxfp4", "modelopt_mixed": "nvfp4"}
     if config.quant_method not in formats:
-        raise ConfigError(f"quant_method={config.quant_method!r} is not supported; MXFP4 is")
+        known = " or ".join(name for name in formats if name)
+        raise ConfigError(f"quant_method={config.quant_method!r} is not supported; use {known}")
     return model_table(config, KIMI_K3, lambda key: formats[config.quant_method], layers)
 
 
@@ -234,5 +252,6 @@ def _quantization_hint(config: ModelConfig) -> str:
         return ""
     return (
         f"config.json declares quant_method {config.quant_method!r}; experts are read as MXFP4 "
-        "(weight_packed and weight_scale) or as plain weights"
+        "(weight_packed, weight_scale), NVFP4 (u8 weight, weight_scale, weight_scale_2), FP8 in "
+        "blocks (e4m3 weight, weight_scale) or plain weights"
     )

@@ -23,6 +23,7 @@ from tercel.targets.load import Plan, resolve
 from tercel.targets.program import Program
 from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.convert import convert_checkpoint
 from tercel.weights.load import load_model
 from tercel.weights.tiny import tiny_config
 from tercel.weights.write import write_random_checkpoint
@@ -33,9 +34,13 @@ PAGE = 8
 
 @cache
 def checkpoint(family: str) -> Path:
-    """Written once per test session and removed with it."""
+    """Written once per test session and removed with it; `kimi_k3 as bf16` converts it."""
     directory = Path(mkdtemp(prefix="tercel-tests-"))
     atexit.register(shutil.rmtree, directory)
+    family, _, form = family.partition(" as ")
+    if form:
+        convert_checkpoint(checkpoint(family), directory, form)
+        return directory
     write_random_checkpoint(directory, tiny_config(family, vocab_size=256))
     return directory
 
@@ -59,16 +64,24 @@ def expected(family: str, tokens: Sequence[int]) -> torch.Tensor:
     return reference(family)(torch.tensor([tokens]))[0]
 
 
+def resolved(family: str, dtype: torch.dtype = torch.float32) -> Plan:
+    return _resolved(family, dtype)
+
+
+def program(family: str, dtype: torch.dtype = torch.float32) -> Program:
+    return _program(family, dtype)
+
+
 @cache
-def resolved(family: str) -> Plan:
+def _resolved(family: str, dtype: torch.dtype) -> Plan:
     config = EngineConfig(model=family, page_size=PAGE)
     model = ModelConfig.load(checkpoint(family))
-    return resolve(model, config, arch=Arch.CPU, dtype=torch.float32)
+    return resolve(model, config, arch=Arch.CPU, dtype=dtype)
 
 
 @cache
-def program(family: str) -> Program:
-    plan = resolved(family)
+def _program(family: str, dtype: torch.dtype) -> Program:
+    plan = resolved(family, dtype)
     weights = load_model(
         Checkpoint.open(checkpoint(family)),
         plan.place.model,
@@ -88,18 +101,19 @@ class Session:
 
     family: str
     max_draft: int = 0
+    dtype: torch.dtype = torch.float32
     requests: dict[str, int] = field(default_factory=dict)
     """Context length per request."""
 
     def __post_init__(self) -> None:
-        self.program = program(self.family)
-        place = resolved(self.family).place
+        self.program = program(self.family, self.dtype)
+        place = resolved(self.family, self.dtype).place
         self.cache = create_cache(
             place.layout,
             SingleGroup(),
             model=place.model,
             sizes=CacheSizes(64, PAGE, 9, self.max_draft),
-            dtype=torch.float32,
+            dtype=self.dtype,
             device=torch.device("cpu"),
         )
         self._pages: dict[str, list[int]] = {}
