@@ -77,7 +77,7 @@ def check_drafter_layout(config: DrafterConfig, layout: Layout) -> None:
 
 
 def drafter_table(config: DrafterConfig, names: Names) -> Node:
-    """The rows of a drafter, all but its embedding."""
+    """The rows of a drafter, all but its embedding, which depends on values."""
     layers = range(config.num_hidden_layers)
     return Node(
         DrafterWeights,
@@ -89,8 +89,6 @@ def drafter_table(config: DrafterConfig, names: Names) -> Node:
             ),
             "markov": _markov(config, names),
             "confidence": _confidence(config, names),
-            "embed": None,
-            "mask_row": None,
         },
     )
 
