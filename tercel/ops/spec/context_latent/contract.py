@@ -81,8 +81,8 @@ CONTRACT = Contract(
     valid=valid,
     cells=(
         Cell("nano, a verify step", ("tp1",), T=8, N=64, LAYERS=2, L=96, E=112, PS=16, PAGES=4),
-        Cell("K3, a verify step", ("tp16_moetp4ep4",), T=8, N=7168, LAYERS=5, L=512, E=576, PS=64, PAGES=2),
-        Cell("pairs of two halves", T=5, N=48, LAYERS=3, L=8, E=16, PS=4, PAGES=4, interleaved=False),
+        Cell("K3 verify", ("tp16_moetp4ep4",), T=8, N=7168, LAYERS=5, L=512, E=576, PS=64, PAGES=2),
+        Cell("two halves", T=5, N=48, LAYERS=3, L=8, E=16, PS=4, PAGES=4, interleaved=False),
     ),
     tolerance=Tolerance(
         element_ulps=8,
