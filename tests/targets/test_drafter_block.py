@@ -19,14 +19,14 @@ from tercel.blocks.drafter import (
 )
 from tercel.core.cache import DrafterCache
 from tercel.core.drafter import DrafterConfig, Embedding
-from tercel.core.drafter_formats import read_drafter_config
+from tercel.core.drafter_formats import drafter_config, read_drafter_config
 from tercel.core.group import Group, SingleGroup
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.parallel import run_threads
 from tercel.reference.drafter import Drafter
 from tercel.weights.checkpoint import Checkpoint
-from tercel.weights.drafter import load_drafter
+from tercel.weights.drafter import dummy_drafter, load_drafter
 from tercel.weights.tiny import tiny_config
 from tercel.weights.tiny_drafter import tiny_drafter_config, write_random_drafter
 from tests.drafters import read_vector, reference_config, reference_state
@@ -247,3 +247,23 @@ def test_narrower_blocks_and_a_temperature(tmp_path: Path) -> None:
     for row, length in enumerate(case.lengths):
         server.write(row, 0, case.taps[row, :length])
     compare(case, server.run(case.lengths, ANCHORS), case.expected(case.lengths, ANCHORS))
+
+
+@pytest.mark.parametrize("format", ["specforge", "k3_dspark"])
+def test_a_block_reads_nothing_on_the_host(format: str) -> None:
+    config = drafter_config(tiny_drafter_config(format, TARGET))
+    meta = torch.device("meta")
+    w = dummy_drafter(config, Layout(), 0, dtype=torch.bfloat16, device=meta)
+    group, shape = SingleGroup(), config.attention.entry_shape(1)
+    with meta:
+        cache = DrafterCache(torch.empty(2, PAGES, 64, *shape, dtype=torch.bfloat16))
+        taps, table = torch.empty(24, 3 * 64, dtype=torch.bfloat16), torch.empty(V, 64).bfloat16()
+        tokens = torch.empty(24, dtype=torch.int64)
+        write_context(K, group, w, config, taps, tokens, tokens, cache)
+        requests = torch.empty(3, dtype=torch.int64)
+        block = Block(requests, requests, torch.empty(3, 4, dtype=torch.int64), 7)
+        hidden = run_block(K, group, w, config, table, block, cache)
+        sampling = DraftSampling(torch.empty(3), requests, greedy=False)
+        drafts, logits = draft(K, group, w, hidden, table, block, sampling)
+        assert confidence(K, w, hidden, block, drafts).shape == (3, 7)
+    assert (drafts.shape, logits.shape, logits.dtype) == ((3, 7), (21, V), torch.float32)
