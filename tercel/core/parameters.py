@@ -5,7 +5,9 @@ expert's width, L the latent the routed experts work on, N the hidden size. A fu
 stacks the rows of its parts in the order of its name.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 
@@ -120,3 +122,15 @@ class ModelWeights:
     norm: torch.Tensor
     head: torch.Tensor
     """[vocabulary of this rank, N]."""
+
+
+def tensors_of(weights: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of a weight dataclass, at any depth."""
+    if isinstance(weights, torch.Tensor):
+        yield weights
+    elif isinstance(weights, tuple):
+        for item in weights:
+            yield from tensors_of(item)
+    elif is_dataclass(weights):
+        for item in fields(weights):
+            yield from tensors_of(getattr(weights, item.name))

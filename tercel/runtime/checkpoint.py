@@ -1,5 +1,6 @@
 """From a checkpoint directory to something that runs plans on this process's device."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from tercel.targets.load import Plan, device_of, dtype_of, resolve
 from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.load import dummy_model, load_model
+
+BYTES_PER_THREAD = 64 << 20
 
 
 def open_checkpoint(config: EngineConfig) -> OpenModel:
@@ -55,8 +58,7 @@ def _load(
     device: torch.device,
     progress: ReportProgress | None,
 ) -> ModelRunner:
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads or _threads_for(plan.weight_bytes))
     group, model = SingleGroup(), plan.place.model
     sizes = CacheSizes(
         num_pages=config.cache_tokens // config.page_size + 1,
@@ -74,6 +76,11 @@ def _load(
         page_size=config.page_size,
         device=device,
     )
+
+
+def _threads_for(weight_bytes: int) -> int:
+    """Threads that have enough to do to be worth waiting for, which on a busy machine is long."""
+    return max(1, min(weight_bytes // BYTES_PER_THREAD, os.cpu_count() or 1))
 
 
 def _weights(

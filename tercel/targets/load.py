@@ -12,7 +12,7 @@ from tercel.core.cache import ModelCache
 from tercel.core.group import Group
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
-from tercel.core.parameters import ModelWeights
+from tercel.core.parameters import ModelWeights, tensors_of
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError
 from tercel.parallel import SingleGroup
@@ -44,6 +44,8 @@ class Plan:
     calls: Mapping[StepClass, tuple[Call, ...]]
     digest: str
     """What ranks compare before they load."""
+    weight_bytes: int
+    """This rank's weights, packed."""
 
     @property
     def certified(self) -> float:
@@ -97,7 +99,8 @@ def resolve(
     resolved = (routed.row, binding, weights, cache, place, config.page_size)
     calls = record(*resolved)
     prove_decode_reads_nothing(*resolved)
-    return Plan(routed, binding, place, dtype, calls, digest(routed.row, calls))
+    weight_bytes = sum(tensor.nbytes for tensor in tensors_of(weights))
+    return Plan(routed, binding, place, dtype, calls, digest(routed.row, calls), weight_bytes)
 
 
 def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:
