@@ -121,7 +121,7 @@ def draw_context(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "k_cache": pool[:, :, 0],
         "v_cache": pool[:, :, 1] if parts == 2 else None,
         "block_table": table,
-        "context_lens": torch.tensor(contexts),
+        "context_lens": torch.tensor(contexts, device=table.device),
     }
 
 

@@ -23,11 +23,12 @@ from tercel.ops._lib.block_attention import check_context, draw_context
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     width, heads, kv_heads, dim = (cell[axis] for axis in ("width", "H", "KV", "D"))
     frequencies = torch.tensor(Rope(dim, 1e4).inverse_frequencies, dtype=torch.float32)
+    qkv = make.normal(len(cell["contexts"]) * width, (heads + 2 * kv_heads) * dim)
     return {
-        "qkv": make.normal(len(cell["contexts"]) * width, (heads + 2 * kv_heads) * dim),
+        "qkv": qkv,
         "q_norm": make.uniform(dim, low=0.5, high=1.5),
         "k_norm": make.uniform(dim, low=0.5, high=1.5),
-        "inv_freq": frequencies,
+        "inv_freq": frequencies.to(qkv.device),
         **draw_context(cell, make),
         "heads": heads,
         "kv_heads": kv_heads,

@@ -27,14 +27,15 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     tokens, q_rank, heads, k_dim, rank, entry = (cell[axis] for axis in "TQHKLE")
     kv_b = make.normal(heads, 2 * k_dim, rank, scale=rank**-0.5)
     frequencies = Rope(entry - rank, 5e4).inverse_frequencies
+    q = make.normal(tokens, q_rank)
     return {
-        "q": make.normal(tokens, q_rank),
+        "q": q,
         "q_norm": make.uniform(q_rank, low=0.5, high=1.5),
         "q_b": make.normal(heads * (k_dim + entry - rank), q_rank, scale=q_rank**-0.5),
         "latent": make.normal(tokens, entry),
         "kv_norm": make.uniform(rank, low=0.5, high=1.5),
         "w_k": kv_b[:, :k_dim],
-        "inv_freq": torch.tensor(frequencies, dtype=torch.float32),
+        "inv_freq": torch.tensor(frequencies, dtype=torch.float32, device=q.device),
         "positions": make.integers(tokens, low=0, high=1 << 17),
         "eps": 1e-5,
         "rope_scale": cell.get("rope_scale", 1.0),

@@ -30,7 +30,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "qkv": qkv,
         "q_norm": make.uniform(dim, low=0.5, high=1.5),
         "k_norm": make.uniform(dim, low=0.5, high=1.5),
-        "inv_freq": frequencies,
+        "inv_freq": frequencies.to(qkv.device),
         "positions": make.integers(tokens, low=0, high=cell["positions"]),
         "heads": heads,
         "kv_heads": kv_heads,

@@ -30,11 +30,12 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     tokens, layers, hidden = cell["T"], cell["L"], cell["N"]
     kv_heads, dim, pages, page_size = cell["KV"], cell["D"], cell["PAGES"], cell["PS"]
     frequencies = torch.tensor(Rope(dim, 1e4).inverse_frequencies, dtype=torch.float32)
+    x = make.normal(tokens, hidden)
     return {
-        "x": make.normal(tokens, hidden),
+        "x": x,
         "weight": make.normal(layers * 2 * kv_heads * dim, hidden, scale=hidden**-0.5),
         "k_norm": make.uniform(layers, dim, low=0.5, high=1.5),
-        "inv_freq": frequencies,
+        "inv_freq": frequencies.to(x.device),
         "positions": make.integers(tokens, low=0, high=1 << 17),
         "pages": make.poison(layers, pages, page_size, 2, kv_heads, dim),
         "slot_mapping": make.choice(tokens, low=page_size, high=pages * page_size),

@@ -25,11 +25,12 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     tokens, layers, hidden, rank, entry = (cell[x] for x in ("T", "LAYERS", "N", "L", "E"))
     pages, page_size = cell["PAGES"], cell["PS"]
     frequencies = Rope(entry - rank, 5e4).inverse_frequencies
+    x = make.normal(tokens, hidden)
     return {
-        "x": make.normal(tokens, hidden),
+        "x": x,
         "weight": make.normal(layers * entry, hidden, scale=hidden**-0.5),
         "kv_norm": make.uniform(layers, rank, low=0.5, high=1.5),
-        "inv_freq": torch.tensor(frequencies, dtype=torch.float32),
+        "inv_freq": torch.tensor(frequencies, dtype=torch.float32, device=x.device),
         "positions": make.integers(tokens, low=0, high=1 << 17),
         "pages": make.poison(layers, pages, page_size, entry),
         "slot_mapping": make.choice(tokens, low=page_size, high=pages * page_size),
