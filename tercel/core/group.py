@@ -44,3 +44,31 @@ class Group(Protocol):
     def vote(self, agree: bool) -> bool:
         """Whether every rank agrees; also a barrier."""
         ...
+
+
+class SingleGroup:
+    """The group of one rank: every exchange is the identity."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        return x
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        return x
+
+    def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return list(chunks)
+
+    def send(self, x: torch.Tensor, rank: int) -> None:
+        raise ValueError(f"rank: a single rank has no peer {rank}")
+
+    def recv(self, like: torch.Tensor, rank: int) -> torch.Tensor:
+        raise ValueError(f"rank: a single rank has no peer {rank}")
+
+    def vote(self, agree: bool) -> bool:
+        return agree

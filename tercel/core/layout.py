@@ -22,6 +22,7 @@ class Axis(StrEnum):
     LATENT = "latent columns of the up projection"
     EXPERTS = "experts"
     EXPERT_WIDTH = "width of a routed expert"
+    TAPS = "features of the taps that a drafter reads"
 
 
 @dataclass(frozen=True)

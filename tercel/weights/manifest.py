@@ -98,7 +98,22 @@ def account(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Manifest, list
 
     Reads no data but the tensors that are padded, to see that the padding is zero.
     """
-    wanted = expected(checkpoint_table(checkpoint, config))
+    fields, problems = check_tensors(checkpoint, checkpoint_table(checkpoint, config))
+    entries = []
+    for stored in checkpoint.tensors.values():
+        field = fields.get(stored.name)
+        part = UNREAD if field == "" else _part(stored.name)
+        if part == "text model" and field is None:
+            problems.append(Problem(stored.shard.name, stored.name, "is not a tensor of the model"))
+        key, shape, dtype = stored.name, stored.shape, stored.dtype
+        entries.append(Entry(key, shape, dtype, stored.num_bytes, field or None, part))
+    return Manifest(tuple(entries)), problems
+
+
+def check_tensors(checkpoint: Checkpoint, table: Node) -> tuple[dict[str, str], list[Problem]]:
+    """By tensor that the table knows and that is there: the fields that it becomes, empty where it
+    is not read; and what is wrong with the files and with these tensors."""
+    wanted = expected(table)
     problems = list(checkpoint.problems)
     reported = {problem.key for problem in problems}
     fields: dict[str, str] = {}
@@ -116,15 +131,7 @@ def account(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Manifest, list
         if not wrong and stored.name not in reported:
             sound[key] = source
     problems += _padding(checkpoint, sound)
-    entries = []
-    for stored in checkpoint.tensors.values():
-        field = fields.get(stored.name)
-        part = UNREAD if field == "" else _part(stored.name)
-        if part == "text model" and field is None:
-            problems.append(Problem(stored.shard.name, stored.name, "is not a tensor of the model"))
-        key, shape, dtype = stored.name, stored.shape, stored.dtype
-        entries.append(Entry(key, shape, dtype, stored.num_bytes, field or None, part))
-    return Manifest(tuple(entries)), problems
+    return fields, problems
 
 
 def expected(table: Node) -> dict[str, tuple[Source, list[str]]]:
