@@ -1,9 +1,21 @@
-"""GPU tests run where there is a GPU; elsewhere they are skipped, counted and printed."""
+"""What holds for every test.
+
+GPU tests run where there is a GPU; elsewhere they are skipped, counted and printed. Processes that
+tests start can be interrupted even where the suite itself runs in the background of a shell, which
+leaves SIGINT ignored for all its children.
+"""
+
+import signal
 
 import pytest
 import torch
 
 REASON = "needs a CUDA device"
+
+
+def pytest_configure():
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):
