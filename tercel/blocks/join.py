@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tercel.blocks.pipeline import Taps
 from tercel.blocks.sites import SiteTable
 from tercel.core.group import Group
 from tercel.core.model import ModelConfig
@@ -18,6 +19,7 @@ from tercel.core.parameters import (
     ModelWeights,
     MoeWeights,
 )
+from tercel.core.rank import Rank
 
 Joined = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 
@@ -42,25 +44,64 @@ def before_mlp(layer: LayerWeights, index: int, model: ModelConfig) -> Selection
     return Selection(layer.mlp_res, layer.post_attention_norm, count, None)
 
 
-def after_layer(w: ModelWeights, index: int, model: ModelConfig) -> Selection:
-    """The selection between a layer and the next, or the head."""
-    block, following = model.attn_res_block_size, index + 1
+def after_layer(w: ModelWeights, index: int, place: Rank) -> Selection | None:
+    """The selection between a layer and the next, or the head; None where the next stage does
+    it."""
+    model, following = place.model, index + 1
+    block = model.attn_res_block_size
     count = 0 if block is None else index // block + 1
-    if following == len(w.layers):
+    if following == model.num_hidden_layers:
+        assert w.norm is not None, "the last stage holds the last norm"
         return Selection(w.output_res, w.norm, count, None)
-    layer = w.layers[following]
+    if following == place.layers.stop:
+        return None
+    layer = w.layers[following - place.layers.start]
     stores = following // block if block is not None and model.takes_snapshot(following) else None
     return Selection(layer.attention_res, layer.input_norm, count, stores)
 
 
 def embed(
-    k: SiteTable, w: ModelWeights, tokens: torch.Tensor, bank: torch.Tensor, model: ModelConfig
+    k: SiteTable,
+    group: Group,
+    w: ModelWeights,
+    tokens: torch.Tensor,
+    bank: torch.Tensor,
+    place: Rank,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """tokens [T] -> (normed, prefix). The embedding is the first snapshot, or the residual."""
-    norm = w.layers[0].input_norm
+    model, norm = place.model, w.layers[0].input_norm
     snapshot = bank[0] if model.num_snapshots else None
-    normed, embedding = k.embed(tokens, w.embed, norm, snapshot, eps=model.rms_norm_eps)
+    if group.world_size == 1:
+        normed, embedding = k.embed(tokens, w.embed, norm, snapshot, eps=model.rms_norm_eps)
+    else:
+        # One rank has a token's row, the others add zeros: the sum is exact.
+        embedding = group.all_reduce(k.embedding(tokens, w.embed, first_id=place.first_token_id))
+        normed = k.input_norm(embedding, norm, eps=model.rms_norm_eps)
+        if snapshot is not None:
+            snapshot.copy_(embedding)
     return normed, embedding if snapshot is None else None
+
+
+def start_stage(
+    k: SiteTable,
+    w: ModelWeights,
+    prefix: torch.Tensor,
+    bank: torch.Tensor,
+    place: Rank,
+    taps: Taps | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The rest of the join that the stage before began: prefix [T, N] is added up already."""
+    before, eps = place.layers.start - 1, place.model.rms_norm_eps
+    selection = after_layer(w, before, place)
+    assert selection is not None, "a stage selects what its first layer reads"
+    updated: torch.Tensor | None
+    if selection.res is None:
+        normed, updated, mixture = k.input_norm(prefix, selection.norm, eps=eps), prefix, prefix
+    else:
+        normed, updated, mixture = _select(k, prefix, (None, bank), selection, place.model)
+    if taps is not None:
+        taps.capture(before, mixture)
+    return normed, updated
 
 
 def join_attention(
@@ -69,7 +110,7 @@ def join_attention(
     o_proj: torch.Tensor,
     core: torch.Tensor,
     stream: tuple[torch.Tensor | None, torch.Tensor],
-    selection: Selection,
+    selection: Selection | None,
     model: ModelConfig,
 ) -> Joined:
     """core [T, heads of this rank]; stream is (prefix, bank)."""
@@ -82,7 +123,7 @@ def join_mlp(
     w: MlpWeights,
     activation: torch.Tensor,
     stream: tuple[torch.Tensor | None, torch.Tensor],
-    selection: Selection,
+    selection: Selection | None,
     model: ModelConfig,
 ) -> Joined:
     """activation [T, I] of this rank's columns."""
@@ -95,7 +136,7 @@ def join_moe(
     w: MoeWeights,
     parts: tuple[torch.Tensor, torch.Tensor],
     stream: tuple[torch.Tensor | None, torch.Tensor],
-    selection: Selection,
+    selection: Selection | None,
     model: ModelConfig,
 ) -> Joined:
     """parts = (routed, shared) as the moe block returns them. The latent norm is not linear, so
@@ -116,11 +157,14 @@ def _select(
     k: SiteTable,
     reduced: torch.Tensor,
     stream: tuple[torch.Tensor | None, torch.Tensor],
-    selection: Selection,
+    selection: Selection | None,
     model: ModelConfig,
 ) -> Joined:
     prefix, bank = stream
     eps = model.rms_norm_eps
+    if selection is None:
+        updated = reduced if prefix is None else prefix + reduced
+        return updated, updated, updated
     if selection.res is None:
         normed, updated = k.add_norm(reduced, prefix, selection.norm, eps=eps)
         return normed, updated, updated

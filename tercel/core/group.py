@@ -5,9 +5,12 @@ rounding at the end: bits do not depend on the backend.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from tercel.core.layout import Layout
 
 
 class Group(Protocol):
@@ -44,3 +47,23 @@ class Group(Protocol):
     def vote(self, agree: bool) -> bool:
         """Whether every rank agrees; also a barrier."""
         ...
+
+    def split(self, size: int) -> "Group":
+        """The group of those `size` consecutive ranks that this one is among. Every rank calls it
+        alike; `size` divides the world."""
+        ...
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Whom a rank of a layout talks to."""
+
+    world: Group
+    """Every rank; pipeline stages hand over through it."""
+    tp: Group
+    """The ranks of this stage, which share every layer of it."""
+
+    @classmethod
+    def of(cls, world: Group, layout: Layout) -> "Groups":
+        """Collective."""
+        return cls(world, world.split(layout.tp))

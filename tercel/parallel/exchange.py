@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tercel.core.group import Group
 from tercel.parallel.sums import rank_ordered_sum
 
 
@@ -27,6 +28,9 @@ class ExchangeGroup(ABC):
     @abstractmethod
     def recv(self, like: torch.Tensor, rank: int) -> torch.Tensor: ...
 
+    @abstractmethod
+    def split(self, size: int) -> Group: ...
+
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         return rank_ordered_sum(self.gather(x))
 
@@ -42,3 +46,10 @@ class ExchangeGroup(ABC):
     def vote(self, agree: bool) -> bool:
         votes = self.gather(torch.tensor([agree], dtype=torch.uint8))
         return all(bool(vote) for vote in votes)
+
+
+def consecutive_parts(world_size: int, size: int) -> list[range]:
+    """The ranks of each part of `size`; ValueError where they do not divide."""
+    if size < 1 or world_size % size:
+        raise ValueError(f"size: {world_size} ranks do not divide into groups of {size}")
+    return [range(start, start + size) for start in range(0, world_size, size)]

@@ -29,3 +29,6 @@ class SingleGroup:
 
     def vote(self, agree: bool) -> bool:
         return agree
+
+    def split(self, size: int) -> "SingleGroup":
+        return self

@@ -9,17 +9,17 @@ import torch
 from tercel.config import EngineConfig
 from tercel.core.arch import Arch
 from tercel.core.cache import ModelCache
-from tercel.core.group import Group
+from tercel.core.group import Groups
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
+from tercel.core.rank import Rank
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError
 from tercel.parallel import SingleGroup
 from tercel.targets.binding import Binding, bind, packs
 from tercel.targets.program import (
     Program,
-    Rank,
     certified_fraction,
     digest,
     prove_decode_reads_nothing,
@@ -50,8 +50,8 @@ class Plan:
         """Share of the decode step's op calls that are certified on this architecture."""
         return certified_fraction(self.calls[StepClass.DECODE])
 
-    def program(self, weights: ModelWeights, group: Group) -> Program:
-        return Program(self.route.row, self.binding, weights, group, self.place)
+    def program(self, weights: ModelWeights, groups: Groups) -> Program:
+        return Program(self.route.row, self.binding, weights, groups, self.place)
 
     def packs(self) -> dict[str, Callable[[Any], Any]]:
         return packs(self.binding, self.dtype)
@@ -103,9 +103,8 @@ def resolve(
 def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:
     """Caches of a few pages and slots without memory, for recording."""
     return create_cache(
-        place.layout,
+        place,
         SingleGroup(),
-        model=place.model,
         sizes=CacheSizes(num_pages=4, page_size=page_size, num_slots=4),
         dtype=dtype,
         device=torch.device("meta"),
