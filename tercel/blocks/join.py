@@ -4,6 +4,7 @@ Each join returns (normed, prefix, mixture): the next sublayer's input, the pref
 to (None right after a snapshot), and the row before the norm, which drafters tap.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -111,10 +112,11 @@ def join_attention(
     core: torch.Tensor,
     stream: tuple[torch.Tensor | None, torch.Tensor],
     selection: Selection | None,
-    model: ModelConfig,
+    place: Rank,
 ) -> Joined:
     """core [T, heads of this rank]; stream is (prefix, bank)."""
-    return _select(k, group.all_reduce(k.o_proj(core, o_proj)), stream, selection, model)
+    parts = _partial_products(k.o_proj, core, o_proj, place)
+    return _select(k, group.all_reduce(*parts), stream, selection, place.model)
 
 
 def join_mlp(
@@ -124,33 +126,47 @@ def join_mlp(
     activation: torch.Tensor,
     stream: tuple[torch.Tensor | None, torch.Tensor],
     selection: Selection | None,
-    model: ModelConfig,
+    place: Rank,
 ) -> Joined:
     """activation [T, I] of this rank's columns."""
-    return _select(k, group.all_reduce(k.down(activation, w.down)), stream, selection, model)
+    parts = _partial_products(k.down, activation, w.down, place)
+    return _select(k, group.all_reduce(*parts), stream, selection, place.model)
 
 
 def join_moe(
     k: SiteTable,
     group: Group,
     w: MoeWeights,
-    parts: tuple[torch.Tensor, torch.Tensor],
+    parts: tuple[list[torch.Tensor], torch.Tensor],
     stream: tuple[torch.Tensor | None, torch.Tensor],
     selection: Selection | None,
-    model: ModelConfig,
+    place: Rank,
 ) -> Joined:
     """parts = (routed, shared) as the moe block returns them. The latent norm is not linear, so
     the routed parts are summed over ranks before it; each rank then projects its columns up."""
     routed, shared = parts
-    down = k.down(shared, w.shared.down)
+    down = _partial_products(k.down, shared, w.shared.down, place)
     if w.up is not None:
-        latent = group.all_reduce(routed)
+        latent = group.all_reduce(*routed)
         if w.latent_norm is not None:
-            latent = k.latent_norm(latent, w.latent_norm, eps=model.rms_norm_eps)
+            latent = k.latent_norm(latent, w.latent_norm, eps=place.model.rms_norm_eps)
         width = w.up.shape[1]
         columns = latent[:, group.rank * width : (group.rank + 1) * width]
-        routed = k.latent_up(columns, w.up)
-    return _select(k, group.all_reduce(routed + down), stream, selection, model)
+        routed = _partial_products(k.latent_up, columns, w.up, place)
+    added = [a + b for a, b in zip(routed, down, strict=True)]
+    return _select(k, group.all_reduce(*added), stream, selection, place.model)
+
+
+def _partial_products(
+    site: Callable[..., torch.Tensor], x: torch.Tensor, weight: torch.Tensor, place: Rank
+) -> list[torch.Tensor]:
+    """This rank's part of x @ weight^T, whose depth the ranks divide: one product, or one for each
+    rank of the layout whose sums are reproduced."""
+    count = place.num_sum_parts
+    if count == 1:
+        return [site(x, weight)]
+    rows, columns = torch.chunk(x, count, -1), torch.chunk(weight, count, 1)
+    return [site(a.contiguous(), b.contiguous()) for a, b in zip(rows, columns, strict=True)]
 
 
 def _select(

@@ -22,8 +22,9 @@ class Group(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, in the dtype of x, newly allocated (x itself where world is 1)."""
+    def all_reduce(self, *parts: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks and over the equally many parts of each, in that order, in the dtype
+        of the parts, newly allocated (a single part of a single rank is returned as it is)."""
         ...
 
     def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:

@@ -31,8 +31,11 @@ class ExchangeGroup(ABC):
     @abstractmethod
     def split(self, size: int) -> Group: ...
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return rank_ordered_sum(self.gather(x))
+    def all_reduce(self, *parts: torch.Tensor) -> torch.Tensor:
+        if len(parts) == 1:
+            return rank_ordered_sum(self.gather(parts[0]))
+        gathered = self.gather(torch.stack(parts))
+        return rank_ordered_sum([part for of_rank in gathered for part in of_rank])
 
     def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
         return torch.cat(self.gather(x), dim=dim)

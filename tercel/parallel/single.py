@@ -4,13 +4,15 @@ from collections.abc import Sequence
 
 import torch
 
+from tercel.parallel.sums import rank_ordered_sum
+
 
 class SingleGroup:
     rank = 0
     world_size = 1
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return x
+    def all_reduce(self, *parts: torch.Tensor) -> torch.Tensor:
+        return parts[0] if len(parts) == 1 else rank_ordered_sum(parts)
 
     def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
         return x

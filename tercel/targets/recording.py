@@ -98,9 +98,10 @@ class RecordingGroup:
         if self.world_size > 1:
             self._recorder.exchange(name, x)
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        self._note("all_reduce", x)
-        return x if self.world_size == 1 else torch.empty_like(x)
+    def all_reduce(self, *parts: torch.Tensor) -> torch.Tensor:
+        for x in parts:
+            self._note("all_reduce", x)
+        return parts[0] if self.world_size == 1 else torch.empty_like(parts[0])
 
     def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
         self._note("all_gather", x)

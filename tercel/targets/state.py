@@ -31,7 +31,8 @@ def create_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> ModelCache:
-    """Zeroed caches of this rank's layers and heads. Raises ConfigError on every rank if one cannot."""
+    """Zeroed caches of this rank's layers and heads. Raises ConfigError on every rank if one
+    cannot."""
     problem = _problem(sizes)
     if not group.vote(problem is None):
         raise ConfigError(problem or "another rank cannot create its caches")

@@ -3,6 +3,7 @@
 import atexit
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -10,8 +11,10 @@ from typing import Any
 
 import torch
 
+from tercel.core.group import Group
 from tercel.core.layout import Layout
 from tercel.parallel import run_threads
+from tercel.targets.load import Plan
 from tercel.weights.tiny import tiny_config
 from tercel.weights.write import write_random_checkpoint
 from tests.targets.models import Session, load_program, resolved
@@ -52,15 +55,28 @@ def on_every_rank(
     family: str, layout: str, body: Callable[[Session], Any], **options: Any
 ) -> list[Any]:
     """body(session) of every rank, in rank order; `options` are those of `resolved`."""
-    plans = [
-        resolved(family, layout, rank, **options) for rank in range(Layout.parse(layout).world_size)
-    ]
 
     def run(world: Any) -> Any:
         torch.set_num_threads(1)
-        return body(Session(family, program=load_program(plans[world.rank], family, world)))
+        return body(start_rank(family, layout, world, **options))
 
-    return run_threads(len(plans), run)
+    parsed = Layout.parse(layout)
+    for stage in range(parsed.pp):  # before the threads, which share what this caches
+        plan_of(family, parsed, stage, **options)
+    return run_threads(parsed.world_size, run)
+
+
+def start_rank(family: str, layout: str, world: Group, **options: Any) -> Session:
+    """One rank, loaded, with caches of its own."""
+    parsed = Layout.parse(layout)
+    plan = plan_of(family, parsed, world.rank // parsed.tp, **options)
+    plan = replace(plan, place=replace(plan.place, rank=world.rank))
+    return Session(family, program=load_program(plan, family, world))
+
+
+def plan_of(family: str, layout: Layout, stage: int, **options: Any) -> Plan:
+    """What all ranks of a stage run."""
+    return resolved(family, layout.name, stage * layout.tp, **options)
 
 
 def whole(session: Session, logits: torch.Tensor | None) -> torch.Tensor | None:

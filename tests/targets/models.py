@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -64,8 +65,9 @@ def expected(family: str, tokens: Sequence[int]) -> torch.Tensor:
 
 
 @cache
-def resolved(family: str, layout: str = "tp1", rank: int = 0) -> Plan:
-    config = EngineConfig(model=family, page_size=PAGE, layout=layout)
+def resolved(family: str, layout: str = "tp1", rank: int = 0, **options: Any) -> Plan:
+    """`options` are fields of EngineConfig."""
+    config = EngineConfig(model=family, page_size=PAGE, layout=layout, **options)
     model = ModelConfig.load(checkpoint(family))
     return resolve(model, config, arch=Arch.CPU, dtype=torch.float32, rank=rank)
 

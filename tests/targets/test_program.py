@@ -143,7 +143,7 @@ def test_ranks_of_a_layout_record_their_own_shapes():
         assert len(exchanges) == 1 + 2 * model.num_hidden_layers + sum(
             model.is_moe(i) for i in range(model.num_hidden_layers)
         )
-        assert place.first_expert == rank * model.num_experts // 2
+        assert place.expert_parts[0].first_expert == rank * model.num_experts // 2
     assert digests[0] == digests[1]
 
 

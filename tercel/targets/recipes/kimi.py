@@ -40,25 +40,20 @@ def forward(
             core = mla(k, attention, x, step, cache.latent[i], model)
         else:
             core = kda(k, attention, x, step, cache.kda[i], model)
+        before_mlp = join.before_mlp(layer, i, model)
         x, prefix, _ = join.join_attention(
-            k,
-            group,
-            attention.o_proj,
-            core,
-            (prefix, bank),
-            join.before_mlp(layer, i, model),
-            model,
+            k, group, attention.o_proj, core, (prefix, bank), before_mlp, place
         )
         selection = join.after_layer(w, i, place)
         if isinstance(layer.mlp, MoeWeights):
-            parts = moe(k, layer.mlp, x, model, place.first_expert)
+            parts = moe(k, layer.mlp, x, place)
             x, prefix, mixture = join.join_moe(
-                k, group, layer.mlp, parts, (prefix, bank), selection, model
+                k, group, layer.mlp, parts, (prefix, bank), selection, place
             )
         else:
             act = mlp(k, layer.mlp, x, model)
             x, prefix, mixture = join.join_mlp(
-                k, group, layer.mlp, act, (prefix, bank), selection, model
+                k, group, layer.mlp, act, (prefix, bank), selection, place
             )
         if taps is not None:
             taps.capture(i, mixture)
