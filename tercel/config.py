@@ -45,7 +45,7 @@ class EngineConfig:
     seed: int | None = None
     """Seed that requests without one draw theirs from; None: from the operating system."""
     num_threads: int | None = None
-    """CPU threads of the compute library; None: its own choice."""
+    """CPU threads of the compute library; None: one per 64 MiB of weights, at most one per core."""
     speculation: str | None = None
     """Drafter checkpoint; not built."""
     kv_dtype: Literal["auto", "float8", "nvfp4"] = "auto"

@@ -1,5 +1,7 @@
 """The dense MLP and the latent mixture of experts, up to what the ranks have to add up."""
 
+from dataclasses import replace
+
 import torch
 
 from tercel.blocks.sites import SiteTable
@@ -49,6 +51,8 @@ def moe(
                 experts.w13_scale,
                 experts.w2,
                 experts.w2_scale,
+                experts.w13_scale_2,
+                experts.w2_scale_2,
                 first_expert=part.first_expert,
                 activation=model.hidden_act,
                 beta=model.situ_beta,
@@ -60,17 +64,8 @@ def moe(
 
 def _part_of(w: ExpertWeights, part: ExpertPart) -> ExpertWeights:
     """Some experts at some of their width, copied: contiguous, as a rank's own would be."""
+    assert w.w13_scale is None, "plain implementations pack experts as plain matrices"
     index, count = part.width
-
-    def rows(x: torch.Tensor | None) -> torch.Tensor | None:
-        if x is None:
-            return None
-        gate_up = torch.unflatten(x[part.experts], 1, (2, count, -1))
-        return gate_up[:, :, index].flatten(1, 2).contiguous()
-
-    def columns(x: torch.Tensor | None) -> torch.Tensor | None:
-        return None if x is None else torch.chunk(x[part.experts], count, -1)[index].contiguous()
-
-    w13, w2 = rows(w.w13), columns(w.w2)
-    assert w13 is not None and w2 is not None
-    return ExpertWeights(w13, rows(w.w13_scale), w2, columns(w.w2_scale))
+    gate_up = torch.unflatten(w.w13[part.experts], 1, (2, count, -1))[:, :, index]
+    down = torch.chunk(w.w2[part.experts], count, -1)[index]
+    return replace(w, w13=gate_up.flatten(1, 2).contiguous(), w2=down.contiguous())

@@ -20,6 +20,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "i32": torch.int32,
     "i64": torch.int64,
     "u8": torch.uint8,
+    "e4m3": torch.float8_e4m3fn,
     "bool": torch.bool,
 }
 ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

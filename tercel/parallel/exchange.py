@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from tercel.core.group import Group
-from tercel.parallel.sums import rank_ordered_sum
+from tercel.core.sums import rank_ordered_sum
 
 
 class ExchangeGroup(ABC):

@@ -1,5 +1,6 @@
 """From a checkpoint directory to something that runs plans on this process's device."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -19,6 +20,8 @@ from tercel.targets.load import Plan, device_of, dtype_of, resolve
 from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.load import dummy_model, load_model
+
+BYTES_PER_THREAD = 64 << 20
 
 
 def open_checkpoint(config: EngineConfig) -> OpenModel:
@@ -59,8 +62,7 @@ def load_rank(
     progress: ReportProgress | None,
 ) -> ModelRunner:
     """Reads the weights of one rank and creates its caches; collective."""
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads or _threads_for(plan.weight_bytes))
     model = plan.place.model
     sizes = CacheSizes(
         num_pages=config.cache_tokens // config.page_size + 1,
@@ -76,6 +78,11 @@ def load_rank(
         page_size=config.page_size,
         device=device,
     )
+
+
+def _threads_for(weight_bytes: int) -> int:
+    """Threads that have enough to do to be worth waiting for, which on a busy machine is long."""
+    return max(1, min(weight_bytes // BYTES_PER_THREAD, os.cpu_count() or 1))
 
 
 def _weights(

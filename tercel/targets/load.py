@@ -12,10 +12,10 @@ from tercel.core.cache import ModelCache
 from tercel.core.group import Groups
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
-from tercel.core.parameters import ModelWeights
+from tercel.core.parameters import ModelWeights, tensors_of
 from tercel.core.rank import Rank
 from tercel.core.step import StepClass
-from tercel.errors import ConfigError
+from tercel.errors import ConfigError, NoTarget
 from tercel.parallel import SingleGroup
 from tercel.targets.binding import Binding, bind, packs
 from tercel.targets.program import (
@@ -44,6 +44,8 @@ class Plan:
     calls: Mapping[StepClass, tuple[Call, ...]]
     digest: str
     """What ranks compare before they load."""
+    weight_bytes: int
+    """This rank's weights, packed."""
 
     @property
     def certified(self) -> float:
@@ -100,8 +102,22 @@ def resolve(
     cache = meta_cache(place, config.page_size, dtype)
     resolved = (routed.row, binding, weights, cache, place, config.page_size)
     calls = record(*resolved)
+    if config.mode == "require":
+        _check_certified(routed, calls[StepClass.DECODE])
     prove_decode_reads_nothing(*resolved)
-    return Plan(routed, binding, place, dtype, calls, digest(routed.row, calls))
+    weight_bytes = sum(tensor.nbytes for tensor in tensors_of(weights))
+    return Plan(routed, binding, place, dtype, calls, digest(routed.row, calls), weight_bytes)
+
+
+def _check_certified(routed: Route, decode: tuple[Call, ...]) -> None:
+    """Raises NoTarget for a named target whose decode steps would run portable sites."""
+    names = {call.site for call in decode if call.implementation in ("portable", "reference")}
+    if names:
+        raise NoTarget(
+            f"mode=require: target {routed.row.name} would decode on portable implementations "
+            f"at {', '.join(sorted(names))}; certify kernels for them, or use mode=auto\n"
+            f"{routed.trace}"
+        )
 
 
 def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:

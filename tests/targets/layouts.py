@@ -76,7 +76,7 @@ def start_rank(family: str, layout: str, world: Group, **options: Any) -> Sessio
 
 def plan_of(family: str, layout: Layout, stage: int, **options: Any) -> Plan:
     """What all ranks of a stage run."""
-    return resolved(family, layout.name, stage * layout.tp, **options)
+    return resolved(family, layout=layout.name, rank=stage * layout.tp, **options)
 
 
 def whole(session: Session, logits: torch.Tensor | None) -> torch.Tensor | None:

@@ -26,6 +26,7 @@ from tercel.targets.load import Plan, resolve
 from tercel.targets.program import Program
 from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.convert import convert_checkpoint
 from tercel.weights.load import load_model
 from tercel.weights.tiny import tiny_config
 from tercel.weights.write import write_random_checkpoint
@@ -36,11 +37,16 @@ PAGE = 8
 
 @cache
 def checkpoint(family: str) -> Path:
-    """Written once per test session and removed with it; a directory stands for itself."""
+    """Written once per test session and removed with it; `kimi_k3 as bf16` converts it, and a
+    directory stands for itself."""
     if Path(family).is_dir():
         return Path(family)
     directory = Path(mkdtemp(prefix="tercel-tests-"))
     atexit.register(shutil.rmtree, directory)
+    family, _, form = family.partition(" as ")
+    if form:
+        convert_checkpoint(checkpoint(family), directory, form)
+        return directory
     write_random_checkpoint(directory, tiny_config(family, vocab_size=256))
     return directory
 
@@ -64,17 +70,27 @@ def expected(family: str, tokens: Sequence[int]) -> torch.Tensor:
     return reference(family)(torch.tensor([tokens]))[0]
 
 
+def resolved(family: str, dtype: torch.dtype = torch.float32, **options: Any) -> Plan:
+    """`options` are layout, rank and fields of EngineConfig."""
+    return _resolved(family, dtype, **options)
+
+
+def program(family: str, dtype: torch.dtype = torch.float32) -> Program:
+    return _program(family, dtype)
+
+
 @cache
-def resolved(family: str, layout: str = "tp1", rank: int = 0, **options: Any) -> Plan:
-    """`options` are fields of EngineConfig."""
+def _resolved(
+    family: str, dtype: torch.dtype, layout: str = "tp1", rank: int = 0, **options: Any
+) -> Plan:
     config = EngineConfig(model=family, page_size=PAGE, layout=layout, **options)
     model = ModelConfig.load(checkpoint(family))
-    return resolve(model, config, arch=Arch.CPU, dtype=torch.float32, rank=rank)
+    return resolve(model, config, arch=Arch.CPU, dtype=dtype, rank=rank)
 
 
 @cache
-def program(family: str) -> Program:
-    return load_program(resolved(family), family, SingleGroup())
+def _program(family: str, dtype: torch.dtype) -> Program:
+    return load_program(resolved(family, dtype), family, SingleGroup())
 
 
 def load_program(plan: Plan, family: str, world: Group) -> Program:
@@ -97,6 +113,7 @@ class Session:
 
     family: str
     max_draft: int = 0
+    dtype: torch.dtype = torch.float32
     requests: dict[str, int] = field(default_factory=dict)
     """Context length per request."""
 
@@ -105,12 +122,12 @@ class Session:
     taps: Taps | None = None
 
     def __post_init__(self) -> None:
-        self.program = self.program or program(self.family)
+        self.program = self.program or program(self.family, self.dtype)
         self.cache = create_cache(
             self.program.place,
             self.program.groups.world,
             sizes=CacheSizes(64, PAGE, 9, self.max_draft),
-            dtype=torch.float32,
+            dtype=self.dtype,
             device=torch.device("cpu"),
         )
         self._pages: dict[str, list[int]] = {}

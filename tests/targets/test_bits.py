@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tercel.core import sums
 from tercel.core.layout import Layout
 from tercel.errors import ConfigError
-from tercel.parallel import sums
+from tercel.parallel import exchange
 from tercel.parallel.distributed import DistributedGroup
 from tests.targets.layouts import LAYOUTS, checkpoint16, on_every_rank, start_rank, whole
 from tests.targets.models import FAMILIES, resolved, tokens
@@ -62,10 +63,7 @@ def test_control_another_order_differs(monkeypatch):
     expected = logits("kimi_k3", "tp1", "tp4")
     assert not torch.equal(logits("kimi_k3", "tp1", None), expected)
     forwards = sums.rank_ordered_sum
-    for module in ("exchange", "single"):
-        monkeypatch.setattr(
-            f"tercel.parallel.{module}.rank_ordered_sum", lambda parts: forwards(parts[::-1])
-        )
+    monkeypatch.setattr(exchange, "rank_ordered_sum", lambda parts: forwards(parts[::-1]))
     backwards = logits("kimi_k3", "tp4", "tp4")
     assert not torch.equal(backwards, expected)
     torch.testing.assert_close(backwards, expected, rtol=1e-4, atol=1e-4)
@@ -119,9 +117,9 @@ def test_processes_equal_one_rank(layout, tmp_path):
 )
 def test_orders_that_do_not_fit(layout, order, message):
     with pytest.raises(ConfigError, match=message):
-        resolved(checkpoint16("kimi_k3"), layout, mode="off", sum_layout=order)
+        resolved(checkpoint16("kimi_k3"), layout=layout, mode="off", sum_layout=order)
 
 
 def test_an_order_wants_plain_implementations():
     with pytest.raises(ConfigError, match="set mode=off"):
-        resolved(checkpoint16("kimi_k3"), "tp2", sum_layout="tp2")
+        resolved(checkpoint16("kimi_k3"), layout="tp2", sum_layout="tp2")
