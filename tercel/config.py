@@ -23,6 +23,9 @@ class EngineConfig:
     """off: portable implementations only; auto: the best admissible; require: a named target."""
     layout: str = "tp1"
     """Parallel layout by name, e.g. tp16_moetp4ep4."""
+    sum_layout: str | None = None
+    """Layout whose sums this one reproduces to the bit, by plain implementations (mode off); None:
+    its own sums."""
     device: str = "auto"
     """auto, cpu or cuda."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

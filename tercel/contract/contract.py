@@ -141,7 +141,7 @@ class StateSpec:
 
     contents: str
     create: Callable[..., Any]
-    """create(layout, group, **sizes) -> state; collective where the op is."""
+    """create(place, group, **sizes) -> state; collective where the op is."""
     call_order: str
     """The order of calls that keeps the state right."""
     wrong_order: str

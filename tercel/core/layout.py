@@ -125,6 +125,34 @@ class Layout:
         if problems:
             raise ConfigError(f"layout {self.name}: " + "; ".join(problems))
 
+    def check_sums(self, sums: "Layout") -> None:
+        """Raises ConfigError unless each rank holds exactly what some ranks of `sums` hold, so that
+        it can add up as they do."""
+        whole = self.tp and sums.tp % self.tp == 0 and sums.pp == 1
+        if not whole or not all(
+            self._holds(axis, rank, sums, part)
+            for axis in (Axis.EXPERTS, Axis.EXPERT_WIDTH)
+            for rank in range(self.tp)
+            for part in self.sum_ranks(rank, sums)
+        ):
+            raise ConfigError(
+                f"sum_layout={sums.name}: its ranks do not divide those of layout {self.name}; "
+                "choose one whose tp and expert split are multiples, without pipeline stages"
+            )
+
+    def sum_ranks(self, rank: int, sums: "Layout") -> range:
+        """The ranks of `sums` that together hold what `rank` holds of a layer."""
+        count, tp_rank = sums.tp // self.tp, rank % self.tp
+        return range(tp_rank * count, (tp_rank + 1) * count)
+
+    def _holds(self, axis: Axis, rank: int, other: "Layout", other_rank: int) -> bool:
+        """Whether `rank` has all that `other_rank` of another layout has of an axis."""
+        (index, count), (its_index, its_count) = (
+            self.part(axis, rank),
+            other.part(axis, other_rank),
+        )
+        return its_count % count == 0 and its_index * count // its_count == index
+
     def _sizes(self) -> list[tuple[str, int]]:
         sizes = {
             "tp": self.tp,

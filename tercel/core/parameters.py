@@ -115,13 +115,16 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    embed: torch.Tensor
-    """[vocabulary, N]."""
+    embed: torch.Tensor | None
+    """[vocabulary of this rank, N]; None: not the first pipeline stage."""
     layers: tuple[LayerWeights, ...]
+    """Of this rank's pipeline stage."""
     output_res: AttnResWeights | None
-    norm: torch.Tensor
-    head: torch.Tensor
-    """[vocabulary of this rank, N]."""
+    """None: a plain residual, or not the last stage."""
+    norm: torch.Tensor | None
+    """None: not the last stage."""
+    head: torch.Tensor | None
+    """[vocabulary of this rank, N]; None: not the last stage."""
 
 
 def tensors_of(weights: Any) -> Iterator[torch.Tensor]:

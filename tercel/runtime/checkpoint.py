@@ -7,6 +7,7 @@ import torch
 
 from tercel.config import EngineConfig
 from tercel.core.arch import arch_of
+from tercel.core.group import Groups
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
 from tercel.errors import CheckpointError, ConfigError
@@ -46,20 +47,23 @@ def open_checkpoint(config: EngineConfig) -> OpenModel:
         )
 
     def load(progress: ReportProgress | None) -> ModelRunner:
-        return _load(config, plan, tokenizer, device, progress)
+        group = SingleGroup()
+        return load_rank(config, plan, Groups(group, group), tokenizer, device, progress)
 
     return OpenModel(tokenizer, model.vocab_size, model.max_position_embeddings, load)
 
 
-def _load(
+def load_rank(
     config: EngineConfig,
     plan: Plan,
+    groups: Groups,
     tokenizer: Tokenizer,
     device: torch.device,
     progress: ReportProgress | None,
 ) -> ModelRunner:
+    """Reads the weights of one rank and creates its caches; collective."""
     torch.set_num_threads(config.num_threads or _threads_for(plan.weight_bytes))
-    group, model = SingleGroup(), plan.place.model
+    model = plan.place.model
     sizes = CacheSizes(
         num_pages=config.cache_tokens // config.page_size + 1,
         page_size=config.page_size,
@@ -67,11 +71,9 @@ def _load(
     )
     unwritten = range(tokenizer.vocab_size, model.vocab_size)
     return ModelRunner(
-        plan.program(_weights(config, plan, device, progress), group),
-        create_cache(
-            plan.place.layout, group, model=model, sizes=sizes, dtype=plan.dtype, device=device
-        ),
-        Sampler(group, tokenizer.illegal_ids.union(unwritten), device),
+        plan.program(_weights(config, plan, device, progress), groups),
+        create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device),
+        Sampler(groups.tp, tokenizer.illegal_ids.union(unwritten), device),
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,

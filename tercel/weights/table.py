@@ -52,21 +52,25 @@ def model_table(
     format_of: Callable[[str], str],
     layers: range | None = None,
 ) -> Node:
-    """The rows of a model. `format_of` names the format of a matrix by its key without `.weight`:
-    one of MATRIX_FORMATS for the experts, plain or fp8_block for what else a layer multiplies with.
+    """The rows of a model, or of the pipeline stage that has `layers`. `format_of` names the format
+    of a matrix by its key without `.weight`: one of MATRIX_FORMATS for the experts, plain or
+    fp8_block for what else a layer multiplies with.
     """
     at = f"{family.prefix}model."
     N = config.hidden_size
     chosen = range(config.num_hidden_layers) if layers is None else layers
+    is_first, is_last = chosen.start == 0, chosen.stop == config.num_hidden_layers
     attn_res = config.attn_res_block_size is not None
+    embed = matrix(f"{at}embed_tokens", config.vocab_size, N, VOCAB)
+    head = matrix(f"{family.prefix}lm_head", config.vocab_size, N, VOCAB)
     return Node(
         ModelWeights,
         {
-            "embed": Row((matrix(f"{at}embed_tokens", config.vocab_size, N),)),
+            "embed": Row((embed,)) if is_first else None,
             "layers": tuple(_layer(config, family, layer, format_of) for layer in chosen),
-            "output_res": _attn_res(f"{at}output_attn_res", N) if attn_res else None,
-            "norm": _vector(f"{at}norm", N),
-            "head": Row((matrix(f"{family.prefix}lm_head", config.vocab_size, N, VOCAB),)),
+            "output_res": _attn_res(f"{at}output_attn_res", N) if attn_res and is_last else None,
+            "norm": _vector(f"{at}norm", N) if is_last else None,
+            "head": Row((head,)) if is_last else None,
         },
     )
 

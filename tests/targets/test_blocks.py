@@ -18,10 +18,10 @@ DECODE = StepPlan(verify=(Row("a", (1,), 3, 1, (1,)), Row("b", (1,), 4, 2, (2,))
 
 
 def setting():
-    """(site table, weights, meta-free inputs, model) of the tiny K3's decode step."""
+    """(site table, weights, meta-free inputs, place) of the tiny K3's decode step."""
     ours = program("kimi_k3")
     inputs = build_inputs(DECODE, page_size=PAGE, device=torch.device("cpu"))
-    return ours._tables[StepClass.DECODE], ours.weights, inputs, ours.place.model
+    return ours._tables[StepClass.DECODE], ours.weights, inputs, ours.place
 
 
 def real_cache():
@@ -35,7 +35,8 @@ def real_cache():
 
 
 def test_attention_returns_the_gated_core_before_o_proj():
-    k, w, inputs, model = setting()
+    k, w, inputs, place = setting()
+    model = place.model
     without_o_proj = SimpleNamespace(**{**vars(k), "o_proj": None})
     cache, x = real_cache(), torch.randn(2, model.hidden_size)
     layer = model.mla_layers[0]
@@ -46,11 +47,12 @@ def test_attention_returns_the_gated_core_before_o_proj():
 
 
 def test_moe_returns_unreduced_parts_before_norm_and_projections():
-    k, w, _, model = setting()
+    k, w, _, place = setting()
+    model = place.model
     names = ("latent_norm", "latent_up", "down")
     without_tail = SimpleNamespace(**{**vars(k), **dict.fromkeys(names)})
     x = torch.randn(2, model.hidden_size)
-    routed, shared = moe(without_tail, w.layers[1].mlp, x, model, first_expert=0)
+    (routed,), shared = moe(without_tail, w.layers[1].mlp, x, place)
     assert routed.shape == (2, model.latent_size)
     assert shared.shape == (2, model.shared_intermediate_size)
 
@@ -58,7 +60,8 @@ def test_moe_returns_unreduced_parts_before_norm_and_projections():
 def test_a_fused_join_can_stand_in_for_the_block():
     """One function from (core, residual stream) to (normed, prefix, mixture), as a collective op
     that projects, reduces, adds, selects and normalises would be."""
-    k, w, _, model = setting()
+    k, w, _, place = setting()
+    model = place.model
     layer, bank = w.layers[1], torch.randn(model.num_snapshots, 2, model.hidden_size)
     core, prefix = torch.randn(2, model.kda_size), torch.randn(2, model.hidden_size)
     selection = join.before_mlp(layer, 1, model)
@@ -78,7 +81,7 @@ def test_a_fused_join_can_stand_in_for_the_block():
 
     o_proj = layer.attention.o_proj
     ours = join.join_attention(
-        k, SingleGroup(), o_proj, core, (prefix, bank.clone()), selection, model
+        k, SingleGroup(), o_proj, core, (prefix, bank.clone()), selection, place
     )
     theirs = fused(core, o_proj, prefix, bank[: selection.num_snapshots])
     for one, other in zip(ours, theirs, strict=True):
@@ -86,14 +89,15 @@ def test_a_fused_join_can_stand_in_for_the_block():
 
 
 def test_a_join_before_a_snapshot_stores_the_prefix_and_starts_anew():
-    k, w, _, model = setting()
+    k, w, _, place = setting()
+    model = place.model
     last = model.attn_res_block_size - 1
-    selection = join.after_layer(w, last, model)
+    selection = join.after_layer(w, last, place)
     assert selection.stores == 1
     bank = torch.randn(model.num_snapshots, 2, model.hidden_size)
     prefix, act = torch.randn(2, model.hidden_size), torch.randn(2, model.intermediate_size)
     _, after, _ = join.join_mlp(
-        k, SingleGroup(), w.layers[0].mlp, act, (prefix, bank), selection, model
+        k, SingleGroup(), w.layers[0].mlp, act, (prefix, bank), selection, place
     )
     assert after is None
     assert torch.allclose(bank[1], prefix + k.down(act, w.layers[0].mlp.down), atol=1e-5)
@@ -101,13 +105,14 @@ def test_a_join_before_a_snapshot_stores_the_prefix_and_starts_anew():
 
 def test_joins_reduce_over_the_group():
     """Two ranks with half the columns each give what one rank gives with all of them."""
-    k, w, _, model = setting()
+    k, w, _, place = setting()
+    model = place.model
     layer = w.layers[1]
     core, prefix = torch.randn(2, model.kda_size), torch.randn(2, model.hidden_size)
     bank = torch.randn(model.num_snapshots, 2, model.hidden_size)
     selection = join.before_mlp(layer, 1, model)
     whole = join.join_attention(
-        k, SingleGroup(), layer.attention.o_proj, core, (prefix, bank.clone()), selection, model
+        k, SingleGroup(), layer.attention.o_proj, core, (prefix, bank.clone()), selection, place
     )
     half = model.kda_size // 2
 
@@ -115,7 +120,7 @@ def test_joins_reduce_over_the_group():
         mine = slice(group.rank * half, (group.rank + 1) * half)
         part = layer.attention.o_proj[:, mine].contiguous()
         stream = (prefix, bank.clone())
-        return join.join_attention(k, group, part, core[:, mine], stream, selection, model)
+        return join.join_attention(k, group, part, core[:, mine], stream, selection, place)
 
     for result in run_threads(2, rank):
         for one, other in zip(result, whole, strict=True):

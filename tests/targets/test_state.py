@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tercel.core.layout import Layout
 from tercel.errors import ConfigError
 from tercel.parallel import SingleGroup, run_threads
 from tercel.targets.state import CACHE, CacheSizes
@@ -12,11 +11,10 @@ from tests.targets.models import resolved
 SIZES = CacheSizes(num_pages=3, page_size=8, num_slots=3, max_draft=2)
 
 
-def create(group, sizes=SIZES, layout="tp1"):
+def create(group, sizes=SIZES, layout="tp1", rank=0):
     return CACHE.create(
-        Layout.parse(layout),
+        resolved("kimi_k3", layout=layout, rank=rank).place,
         group,
-        model=resolved("kimi_k3").place.model,
         sizes=sizes,
         dtype=torch.bfloat16,
         device=torch.device("cpu"),
@@ -28,6 +26,14 @@ def test_every_layer_has_one_kind_of_cache():
     assert set(cache.latent) == set(model.mla_layers)
     assert set(cache.latent) | set(cache.kda) == set(range(model.num_hidden_layers))
     assert not set(cache.latent) & set(cache.kda)
+
+
+def test_a_pipeline_stage_has_the_caches_of_its_layers():
+    model = resolved("kimi_k3").place.model
+    stages = [create(SingleGroup(), layout="tp1_pp2", rank=rank) for rank in range(2)]
+    layers = [sorted([*cache.latent, *cache.kda]) for cache in stages]
+    assert layers[0] + layers[1] == list(range(model.num_hidden_layers))
+    assert set(stages[1].latent) == {layer for layer in model.mla_layers if layer in layers[1]}
 
 
 def test_shapes_and_dtypes_of_a_rank():
@@ -62,8 +68,8 @@ def test_a_second_kind_of_state_is_created_through_the_same_door():
     """An op's own state is a StateSpec too: typed, created before use, with its order stated."""
     from tercel.contract import StateSpec
 
-    def counters(layout, group, *, layers):
-        return {layer: torch.zeros(layout.tp, dtype=torch.int32) for layer in range(layers)}
+    def counters(place, group):
+        return {layer: torch.zeros(place.layout.tp, dtype=torch.int32) for layer in place.layers}
 
     spec = StateSpec(
         contents="arrival counters per layer",
@@ -71,5 +77,6 @@ def test_a_second_kind_of_state_is_created_through_the_same_door():
         call_order="once per layer and step",
         wrong_order="a rank waits for ever",
     )
-    state = spec.create(Layout(tp=2), SingleGroup(), layers=3)
-    assert [x.shape for x in state.values()] == [(2,)] * 3
+    place = resolved("kimi_k3", layout="tp2").place
+    state = spec.create(place, SingleGroup())
+    assert [x.shape for x in state.values()] == [(2,)] * place.model.num_hidden_layers
