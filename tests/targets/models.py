@@ -33,7 +33,9 @@ PAGE = 8
 
 @cache
 def checkpoint(family: str) -> Path:
-    """Written once per test session and removed with it."""
+    """Written once per test session and removed with it; a directory stands for itself."""
+    if Path(family).is_dir():
+        return Path(family)
     directory = Path(mkdtemp(prefix="tercel-tests-"))
     atexit.register(shutil.rmtree, directory)
     write_random_checkpoint(directory, tiny_config(family, vocab_size=256))
@@ -43,8 +45,12 @@ def checkpoint(family: str) -> Path:
 @cache
 def reference(family: str) -> Model:
     """The oracle with the checkpoint's weights, in fp64: the more accurate side."""
+    return reference_in(family, torch.float64)
+
+
+def reference_in(family: str, dtype: torch.dtype) -> Model:
     path = checkpoint(family)
-    model = Model(Config.from_dict(read_config_json(path))).double().eval()
+    model = Model(Config.from_dict(read_config_json(path))).to(dtype).eval()
     load_checkpoint_tensors(model, tensors_of(path))
     return model
 
