@@ -83,8 +83,8 @@ def mixed_batches(family: str, texts: Texts) -> Pairs:
         chunks, steps = {}, {}
         for name in rng.sample(running, rng.randint(1, len(running))):
             prompt_left = prompts[name] - session.requests.get(name, 0)
-            row, size = (chunks, rng.randint(1, prompt_left)) if prompt_left > 0 else (steps, 1)
-            row[name], rest[name] = rest[name][:size], rest[name][size:]
+            part, size = (chunks, rng.randint(1, prompt_left)) if prompt_left > 0 else (steps, 1)
+            part[name], rest[name] = rest[name][:size], rest[name][size:]
         logits = session.step(chunks, steps)
         for name, row in zip([*chunks, *steps], logits, strict=True):
             yield row, wanted[name][session.requests[name] - 1]

@@ -1,5 +1,6 @@
 """From a checkpoint directory to something that runs plans on this process's device."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,9 +21,11 @@ from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.load import dummy_model, load_model
 
 
-def open_checkpoint(config: EngineConfig) -> OpenModel:
+def open_checkpoint(config: EngineConfig, *, resolve: Callable[..., Plan] = resolve) -> OpenModel:
     """Reads configuration and tokenizer, and resolves the target; the weights come with `load`.
 
+    Args:
+        resolve: as tercel.targets.load.resolve; another one serves another plan.
     Raises:
         ConfigError, CheckpointError, NoTarget: what is wrong, and the fix.
     """
