@@ -1,7 +1,7 @@
 """What three planted faults cost in exact match: an accuracy gate that they pass is worth nothing.
 
 Each fault is a program of its own, built from the plan that the engine resolves, so that nothing of
-it is in the engine. They are small: one layer's state, one expert of many, a slot of a neighbour.
+it is in the engine.
 """
 
 from dataclasses import dataclass, replace
@@ -19,11 +19,12 @@ from tercel.cli.progress import counting_bar
 from tercel.core.cache import ModelCache
 from tercel.core.group import Group
 from tercel.core.inputs import StepInputs
-from tercel.core.parameters import ModelWeights, MoeWeights
+from tercel.core.parameters import ModelWeights
 from tercel.core.step import StepClass
 from tercel.gates.accuracy import AccuracyGate
 from tercel.runtime.checkpoint import open_checkpoint
 from tercel.runtime.llm import LLM
+from tercel.targets.binding import Bound
 from tercel.targets.load import Plan, resolve
 from tercel.targets.program import Program
 
@@ -43,13 +44,25 @@ class WrongKdaSlot(Program):
 
 
 class DroppedExpert(Program):
-    """The first expert of every layer gives nothing."""
+    """The expert that weighs most among a token's gives nothing, in every layer. (One expert that
+    is silent for all tokens hardly shows: most tokens have three others.)"""
 
     def __post_init__(self) -> None:
+        self.binding = {
+            step_class: {**bound, "experts": without_first_expert(bound["experts"])}
+            for step_class, bound in self.binding.items()
+        }
         super().__post_init__()
-        for layer in self.weights.layers:
-            if isinstance(layer.mlp, MoeWeights):
-                layer.mlp.experts.w2[0] = 0
+
+
+def without_first_expert(bound: Bound) -> Bound:
+    run = bound.implementation.run
+
+    def experts(z: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *rest: Any, **o: Any):
+        dropped = weights.argmax(1, keepdim=True)
+        return run(z, ids, weights.scatter(1, dropped, 0.0), *rest, **o)
+
+    return replace(bound, implementation=replace(bound.implementation, run=experts))
 
 
 class AnotherLayersState(Program):
