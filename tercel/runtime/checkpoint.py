@@ -1,6 +1,7 @@
 """From a checkpoint directory to something that runs plans on this process's device."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,9 +25,11 @@ from tercel.weights.load import dummy_model, load_model
 BYTES_PER_THREAD = 64 << 20
 
 
-def open_checkpoint(config: EngineConfig) -> OpenModel:
+def open_checkpoint(config: EngineConfig, *, resolve: Callable[..., Plan] = resolve) -> OpenModel:
     """Reads configuration and tokenizer, and resolves the target; the weights come with `load`.
 
+    Args:
+        resolve: as tercel.targets.load.resolve; another one serves another plan.
     Raises:
         ConfigError, CheckpointError, NoTarget: what is wrong, and the fix.
     """
