@@ -68,7 +68,8 @@ class Report:
         return cls(values["title"], figures, values["settings"])
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """For JSON, the names of missed figures included."""
+        return {**asdict(self), "missed": [figure.name for figure in self.missed]}
 
 
 def publish(report: Report, as_json: bool) -> None:
@@ -92,8 +93,9 @@ def show(report: Report) -> None:
         table.add_row(*cells, f"[{styles[verdict]}]{verdict}[/]" if verdict else "")
     console = Console()
     console.print(table)
-    console.print(settings_line(report), style="dim")
+    console.print(joined(report.settings), style="dim")
 
 
-def settings_line(report: Report) -> str:
-    return ", ".join(f"{name} {value}" for name, value in report.settings.items())
+def joined(values: Mapping[str, Any]) -> str:
+    """`name value` pairs on one line."""
+    return "; ".join(f"{name} {value}" for name, value in values.items())
