@@ -23,6 +23,9 @@ class EngineConfig:
     """off: portable implementations only; auto: the best admissible; require: a named target."""
     layout: str = "tp1"
     """Parallel layout by name, e.g. tp16_moetp4ep4."""
+    sum_layout: str | None = None
+    """Layout whose sums this one reproduces to the bit, by plain implementations (mode off); None:
+    its own sums."""
     device: str = "auto"
     """auto, cpu or cuda."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -42,7 +45,7 @@ class EngineConfig:
     seed: int | None = None
     """Seed that requests without one draw theirs from; None: from the operating system."""
     num_threads: int | None = None
-    """CPU threads of the compute library; None: its own choice."""
+    """CPU threads of the compute library; None: one per 64 MiB of weights, at most one per core."""
     speculation: str | None = None
     """Drafter checkpoint; not built."""
     kv_dtype: Literal["auto", "float8", "nvfp4"] = "auto"

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.page import PAGE, RESULTS, render
+from tercel.contract import PLAIN
 from tercel.contract.receipt import status
 from tercel.core.arch import Arch
 from tercel.ops.catalog import catalog
@@ -26,7 +27,7 @@ def op_table() -> str:
     ]
     for name, op in catalog().items():
         summary = (op.__doc__ or "").strip().splitlines()[0].rstrip(".")
-        kernels = [n for n in op.implementations if n not in ("reference", "portable")]
+        kernels = [n for n in op.implementations if n not in PLAIN]
         cells = len(op.contract.cells)
         states = [
             ", ".join(f"{kernel} {status(op, kernel, arch)}" for kernel in kernels) or "no kernel"

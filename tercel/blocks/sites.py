@@ -16,6 +16,7 @@ from tercel.ops.attention.mla_append import mla_append
 from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_prefill import mla_prefill
 from tercel.ops.attention.mla_query_append import mla_query_append
+from tercel.ops.gemm.embedding import embedding
 from tercel.ops.gemm.gemv import gemv
 from tercel.ops.gemm.linear import linear
 from tercel.ops.gemm.linear_f32 import linear_f32
@@ -42,6 +43,8 @@ SiteTable = SimpleNamespace
 
 SITES: Sites = {
     "embed": embed_rms_norm,
+    "embedding": embedding,
+    "input_norm": rms_norm,
     "kda_proj": linear,
     "kda_f_b": linear,
     "kda_g_b": linear,

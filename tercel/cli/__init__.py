@@ -17,7 +17,7 @@ COMMANDS = {
     "explain": "Say which target serves a configuration, and why.",
     "ops": "List the certified operations.",
     "gate": "Measure a model against what it must reach.",
-    "checkpoint": "Inspect, count and make checkpoints.",
+    "checkpoint": "Inspect, count, convert and make checkpoints.",
 }
 """Each is `app` of the module of its name."""
 

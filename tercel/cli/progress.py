@@ -22,9 +22,9 @@ Report = Callable[[int, int], None]
 
 
 @contextmanager
-def loading_bar() -> Iterator[ReportProgress]:
+def loading_bar(description: str = "Loading weights") -> Iterator[ReportProgress]:
     """Yields `report(done_bytes, total_bytes)`."""
-    with _bar("Loading weights", DownloadColumn(), TransferSpeedColumn()) as report:
+    with _bar(description, DownloadColumn(), TransferSpeedColumn()) as report:
         yield lambda done_bytes, total_bytes: report(done_bytes, total_bytes)
 
 

@@ -1,9 +1,10 @@
 """Contracts as data, and the machinery that checks ops against them."""
 
 from tercel.contract.contract import Arg, Cell, Contract, Cost, Hazard, StateSpec, Tolerance, Value
-from tercel.contract.op import Implementation, Op, operation, portable, reference
+from tercel.contract.op import PLAIN, Implementation, Op, operation, ordered, portable, reference
 
 __all__ = [
+    "PLAIN",
     "Arg",
     "Cell",
     "Contract",
@@ -15,6 +16,7 @@ __all__ = [
     "Tolerance",
     "Value",
     "operation",
+    "ordered",
     "portable",
     "reference",
 ]

@@ -20,6 +20,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "i32": torch.int32,
     "i64": torch.int64,
     "u8": torch.uint8,
+    "e4m3": torch.float8_e4m3fn,
     "bool": torch.bool,
 }
 ACTIVATIONS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -140,7 +141,7 @@ class StateSpec:
 
     contents: str
     create: Callable[..., Any]
-    """create(layout, group, **sizes) -> state; collective where the op is."""
+    """create(place, group, **sizes) -> state; collective where the op is."""
     call_order: str
     """The order of calls that keeps the state right."""
     wrong_order: str

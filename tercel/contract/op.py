@@ -15,6 +15,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 EVERY_ARCH = frozenset(Arch)
+PLAIN = ("reference", "portable", "ordered")
+"""Implementations in plain torch: no kernels, no receipts."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,12 @@ def reference(run: Callable[..., Any]) -> Implementation:
 def portable(run: Callable[..., Any], **options: Any) -> Implementation:
     """A faster form in plain torch, certified against the reference like any other."""
     return Implementation("portable", run, **options)
+
+
+def ordered(run: Callable[..., Any], **options: Any) -> Implementation:
+    """A slower form in plain torch whose results, bit for bit, do not depend on how ranks divide
+    heads or columns; see docs/numerics.md."""
+    return Implementation("ordered", run, **options)
 
 
 def is_meta(value: Any) -> bool:

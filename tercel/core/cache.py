@@ -43,6 +43,15 @@ class KdaCache:
 
 
 @dataclass(frozen=True)
+class DrafterCache:
+    """The paged context of a drafter, under the target's block tables and slot mappings."""
+
+    pages: torch.Tensor
+    """[layers, pages, page_size, 2, KV, D] keys, then values; of MLA [layers, pages, page_size,
+    latent and turned part]."""
+
+
+@dataclass(frozen=True)
 class ModelCache:
     """Every layer's cache; a layer has an entry in exactly one of the two."""
 

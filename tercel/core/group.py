@@ -5,9 +5,13 @@ rounding at the end: bits do not depend on the backend.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+
+from tercel.core.layout import Layout
+from tercel.core.sums import rank_ordered_sum
 
 
 class Group(Protocol):
@@ -19,8 +23,9 @@ class Group(Protocol):
     @property
     def world_size(self) -> int: ...
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, in the dtype of x, newly allocated (x itself where world is 1)."""
+    def all_reduce(self, *parts: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks and over the equally many parts of each, in that order, in the dtype
+        of the parts, newly allocated (a single part of a single rank is returned as it is)."""
         ...
 
     def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
@@ -44,3 +49,54 @@ class Group(Protocol):
     def vote(self, agree: bool) -> bool:
         """Whether every rank agrees; also a barrier."""
         ...
+
+    def split(self, size: int) -> "Group":
+        """The group of those `size` consecutive ranks that this one is among. Every rank calls it
+        alike; `size` divides the world."""
+        ...
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Whom a rank of a layout talks to."""
+
+    world: Group
+    """Every rank; pipeline stages hand over through it."""
+    tp: Group
+    """The ranks of this stage, which share every layer of it."""
+
+    @classmethod
+    def of(cls, world: Group, layout: Layout) -> "Groups":
+        """Collective."""
+        return cls(world, world.split(layout.tp))
+
+
+class SingleGroup:
+    """The group of one rank: every exchange is the identity."""
+
+    rank = 0
+    world_size = 1
+
+    def all_reduce(self, *parts: torch.Tensor) -> torch.Tensor:
+        return parts[0] if len(parts) == 1 else rank_ordered_sum(parts)
+
+    def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        return x
+
+    def reduce_scatter(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        return x
+
+    def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return list(chunks)
+
+    def send(self, x: torch.Tensor, rank: int) -> None:
+        raise ValueError(f"rank: a single rank has no peer {rank}")
+
+    def recv(self, like: torch.Tensor, rank: int) -> torch.Tensor:
+        raise ValueError(f"rank: a single rank has no peer {rank}")
+
+    def vote(self, agree: bool) -> bool:
+        return agree
+
+    def split(self, size: int) -> "SingleGroup":
+        return self

@@ -8,7 +8,8 @@ from tercel.core.model import ModelConfig
 from tercel.errors import ConfigError
 
 _NAME = re.compile(
-    r"^(?:tp(?P<tp>\d+))(?:_moetp(?P<moe_tp>\d+)ep(?P<moe_ep>\d+))?(?:_pp(?P<pp>\d+))?$"
+    r"(?P<kind>tp|helix|dep)(?P<ranks>\d+)(?:_moetp(?P<moe_tp>\d+)ep(?P<moe_ep>\d+))?"
+    r"(?:_pp(?P<pp>\d+))?(?:_dwdp(?P<distributed_weights>\d+))?"
 )
 
 
@@ -21,6 +22,7 @@ class Axis(StrEnum):
     LATENT = "latent columns of the up projection"
     EXPERTS = "experts"
     EXPERT_WIDTH = "width of a routed expert"
+    TAPS = "features of the taps that a drafter reads"
 
 
 @dataclass(frozen=True)
@@ -86,23 +88,34 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """The canonical name, e.g. `tp16_moetp4ep4` or `tp8_pp2`."""
-        split = ""
-        if self.split_set:
-            moe_tp, moe_ep = self.expert_split
-            split = f"_moetp{moe_tp}ep{moe_ep}"
-        return f"tp{self.tp}{split}" + (f"_pp{self.pp}" if self.pp > 1 else "")
+        """The canonical name: `tp16_moetp4ep4`, `tp8_pp2`, `helix8` where ranks share a request's
+        cache, `dep16` where each has requests of its own, `tp1_dwdp16` where servers share the
+        experts."""
+        kind = "dep" if self.attention_dp > 1 else "helix" if self.decode_cp > 1 else "tp"
+        name = f"{kind}{self.tp}"
+        if self.split_set and kind != "dep":
+            name += "_moetp{}ep{}".format(*self.expert_split)
+        if self.pp > 1:
+            name += f"_pp{self.pp}"
+        return name + (f"_dwdp{self.distributed_weights}" if self.distributed_weights > 1 else "")
 
     @classmethod
     def parse(cls, name: str) -> "Layout":
         """The layout called `name`; raises ConfigError for anything else."""
-        match = _NAME.match(name)
+        match = _NAME.fullmatch(name)
         if match is None:
             raise ConfigError(
-                f"layout: {name!r} is not a layout name; write tpN, tpN_moetpMepE or tpN_ppS"
+                f"layout: {name!r} is not a layout name; write tpN, tpN_moetpMepE, tpN_ppS, "
+                "helixN, depN or tp1_dwdpN"
             )
-        sizes = {key: int(value) for key, value in match.groupdict().items() if value}
-        return cls(**sizes)
+        groups = match.groupdict()
+        kind, ranks = groups.pop("kind"), int(groups.pop("ranks"))
+        sizes = {key: int(value) for key, value in groups.items() if value}
+        if kind == "dep":
+            sizes = {"attention_dp": ranks, "moe_tp": 1, "moe_ep": ranks} | sizes
+        elif kind == "helix":
+            sizes["decode_cp"] = ranks
+        return cls(tp=ranks, **sizes)
 
     def check(self, model: ModelConfig) -> None:
         """Raises ConfigError listing every size of `model` that this layout does not divide."""
@@ -111,6 +124,34 @@ class Layout:
             problems = self._unbuilt() + self._indivisible(model)
         if problems:
             raise ConfigError(f"layout {self.name}: " + "; ".join(problems))
+
+    def check_sums(self, sums: "Layout") -> None:
+        """Raises ConfigError unless each rank holds exactly what some ranks of `sums` hold, so that
+        it can add up as they do."""
+        whole = self.tp and sums.tp % self.tp == 0 and sums.pp == 1
+        if not whole or not all(
+            self._holds(axis, rank, sums, part)
+            for axis in (Axis.EXPERTS, Axis.EXPERT_WIDTH)
+            for rank in range(self.tp)
+            for part in self.sum_ranks(rank, sums)
+        ):
+            raise ConfigError(
+                f"sum_layout={sums.name}: its ranks do not divide those of layout {self.name}; "
+                "choose one whose tp and expert split are multiples, without pipeline stages"
+            )
+
+    def sum_ranks(self, rank: int, sums: "Layout") -> range:
+        """The ranks of `sums` that together hold what `rank` holds of a layer."""
+        count, tp_rank = sums.tp // self.tp, rank % self.tp
+        return range(tp_rank * count, (tp_rank + 1) * count)
+
+    def _holds(self, axis: Axis, rank: int, other: "Layout", other_rank: int) -> bool:
+        """Whether `rank` has all that `other_rank` of another layout has of an axis."""
+        (index, count), (its_index, its_count) = (
+            self.part(axis, rank),
+            other.part(axis, other_rank),
+        )
+        return its_count % count == 0 and its_index * count // its_count == index
 
     def _sizes(self) -> list[tuple[str, int]]:
         sizes = {

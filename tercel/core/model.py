@@ -49,14 +49,11 @@ _READ = (
     "quantization_config",
     "num_key_value_heads",
 )
-_INERT = frozenset(
+TRANSFORMERS_KEYS = frozenset(
     """architectures model_type dtype torch_dtype transformers_version auto_map
-    initializer_range use_cache bos_token_id eos_token_id pad_token_id head_dim
-    rope_theta attention_dropout use_grouped_topk
-    output_hidden_states return_dict
-    vision_config media_placeholder_token_id image_placeholder ignore_index text_config name_or_path
-    _name_or_path id2label label2id is_encoder_decoder chunk_size_feed_forward
-    problem_type
+    initializer_range use_cache bos_token_id eos_token_id pad_token_id attention_dropout
+    output_hidden_states return_dict name_or_path _name_or_path id2label label2id
+    is_encoder_decoder chunk_size_feed_forward problem_type
     add_cross_attention bad_words_ids begin_suppress_tokens cross_attention_hidden_size
     decoder_start_token_id diversity_penalty do_sample early_stopping
     encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
@@ -67,7 +64,12 @@ _INERT = frozenset(
     tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torchscript typical_p
     use_bfloat16""".split()
 )
-"""Names, defaults of text generation, and what the published files carry without using it."""
+"""Names, defaults of text generation, and what else transformers writes into any config."""
+_INERT = TRANSFORMERS_KEYS | frozenset(
+    """head_dim rope_theta use_grouped_topk vision_config media_placeholder_token_id
+    image_placeholder ignore_index text_config""".split()
+)
+"""What the published files carry without using it."""
 _FIXED: Mapping[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (False,),
     "mla_use_nope": (True,),

@@ -1,27 +1,22 @@
-"""MXFP4: 4-bit E2M1 codes in blocks of 32 along a row, with one power of two per block.
+"""MXFP4: E2M1 codes in blocks of 32 along a row, with one power of two per block.
 
-A byte holds two codes, the earlier element in its low nibble. A code is a sign bit over three bits
-of magnitude; a scale byte s means 2 ** (s - 127), and 255 is not a number.
+A scale byte s means 2 ** (s - 127), and 255 is not a number.
 Source: OCP Microscaling formats v1.0; compressed-tensors `mxfp4-pack-quantized`.
 """
 
 import torch
 
+from tercel.core import e2m1
 from tercel.errors import ContractError
 
 BLOCK = 32
 """Consecutive values of a row that share a scale."""
 
-MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Value of a code's low three bits."""
+BIAS = 127
+"""Of the exponent in a scale byte."""
 
-_BIAS = 127
-_PAIR = {
-    torch.bfloat16: torch.int32,
-    torch.float32: torch.int64,
-    torch.float64: torch.complex128,
-}
-"""A dtype of the size of two values."""
+VALUE_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
+"""Those that hold every value below 2 ** 128."""
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -30,15 +25,9 @@ def dequantize(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> 
     Args:
         dtype: bf16, fp32 or fp64. Products from 2 ** 128 on are infinite in bf16 and fp32.
     """
-    if dtype not in _PAIR:
+    if dtype not in VALUE_DTYPES:
         raise ContractError(f"mxfp4: {dtype} does not hold every value; use bfloat16 or float32")
-    values = torch.tensor([*MAGNITUDES, *(-value for value in MAGNITUDES)], dtype=dtype)
-    byte = torch.arange(256)
-    pairs = torch.stack([values[byte & 15], values[byte >> 4]], -1)
-    # Both values of a byte are fetched as one element: several times faster on a CPU.
-    table = pairs.view(_PAIR[dtype]).flatten().to(codes.device)
-    flat = table.index_select(0, codes.flatten().int()).view(dtype)
-    blocks = flat.view(*scale.shape, BLOCK)
+    blocks = e2m1.decode(codes, dtype).view(*scale.shape, BLOCK)
     return blocks.mul_(_powers_of_two(scale, dtype)[..., None]).flatten(-2)
 
 
@@ -62,11 +51,9 @@ def quantize(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # largest = mantissa * 2 ** exponent with a mantissa in [0.5, 1), and 6 = 0.75 * 2 ** 3.
     mantissa, exponent = torch.frexp(blocks.abs().amax(-1))
     exponent = torch.where(mantissa == 0, 0, exponent - 3 + (mantissa > 0.75).int())
-    exponent = exponent.clamp(-_BIAS, _BIAS)
-    magnitude = torch.ldexp(blocks.abs(), -exponent[..., None])
-    code = torch.bucketize(magnitude, _boundaries(magnitude)).to(torch.uint8)
-    code = (code | (blocks.signbit().to(torch.uint8) << 3)).flatten(-2)
-    return code[..., ::2] | code[..., 1::2] << 4, (exponent + _BIAS).to(torch.uint8)
+    exponent = exponent.clamp(-BIAS, BIAS)
+    codes = e2m1.encode(torch.ldexp(blocks, -exponent[..., None])).flatten(-2)
+    return codes, (exponent + BIAS).to(torch.uint8)
 
 
 def _powers_of_two(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -76,15 +63,3 @@ def _powers_of_two(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     bits = torch.where(exponent == 0, 1 << 22, bits)  # 2 ** -127 is subnormal
     bits = torch.where(exponent == 255, 0x7FC00000, bits)
     return bits.view(torch.float32).to(dtype)
-
-
-def _boundaries(like: torch.Tensor) -> torch.Tensor:
-    """Midpoints between neighbouring magnitudes; a value above the i-th gets at least code i + 1.
-
-    The midpoint below an even code is moved down by one ulp, so that a tie goes to that code.
-    """
-    grid = torch.tensor(MAGNITUDES, dtype=like.dtype)
-    middle = (grid[1:] + grid[:-1]) / 2
-    below = torch.nextafter(middle, torch.zeros_like(middle))
-    odd = torch.arange(len(middle)) % 2 == 1
-    return torch.where(odd, below, middle).to(like.device)

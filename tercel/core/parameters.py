@@ -5,7 +5,9 @@ expert's width, L the latent the routed experts work on, N the hidden size. A fu
 stacks the rows of its parts in the order of its name.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 
@@ -71,13 +73,17 @@ class ExpertWeights:
     """Routed experts, as packed by the implementation that serves them."""
 
     w13: torch.Tensor
-    """[E, 2I, L] gate rows, then up rows; or [E, 2I, L / 2] u8 MXFP4 codes."""
+    """[E, 2I, L] gate rows, then up rows; or [E, 2I, L / 2] u8 codes."""
     w13_scale: torch.Tensor | None
-    """[E, 2I, L / 32] u8 e8m0; None: w13 is not quantized."""
+    """MXFP4 [E, 2I, L / 32] u8 e8m0; NVFP4 [E, 2I, L / 16] e4m3; None: w13 is not quantized."""
     w2: torch.Tensor
     """[E, L, I]; or [E, L, I / 2] u8."""
     w2_scale: torch.Tensor | None
-    """[E, L, I / 32] u8."""
+    """MXFP4 [E, L, I / 32] u8; NVFP4 [E, L, I / 16] e4m3."""
+    w13_scale_2: torch.Tensor | None = None
+    """NVFP4 [E, 2] f32, of the gate and of the up rows."""
+    w2_scale_2: torch.Tensor | None = None
+    """NVFP4 [E, 1] f32."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +115,25 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    embed: torch.Tensor
-    """[vocabulary, N]."""
+    embed: torch.Tensor | None
+    """[vocabulary of this rank, N]; None: not the first pipeline stage."""
     layers: tuple[LayerWeights, ...]
+    """Of this rank's pipeline stage."""
     output_res: AttnResWeights | None
-    norm: torch.Tensor
-    head: torch.Tensor
-    """[vocabulary of this rank, N]."""
+    """None: a plain residual, or not the last stage."""
+    norm: torch.Tensor | None
+    """None: not the last stage."""
+    head: torch.Tensor | None
+    """[vocabulary of this rank, N]; None: not the last stage."""
+
+
+def tensors_of(weights: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of a weight dataclass, at any depth."""
+    if isinstance(weights, torch.Tensor):
+        yield weights
+    elif isinstance(weights, tuple):
+        for item in weights:
+            yield from tensors_of(item)
+    elif is_dataclass(weights):
+        for item in fields(weights):
+            yield from tensors_of(getattr(weights, item.name))

@@ -1,6 +1,7 @@
 """How a row's next token is drawn: host values that travel in the plan to every rank."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,22 @@ class RowSampling:
 
 
 GREEDY = RowSampling()
+
+
+class Stream(IntEnum):
+    """Independent random numbers of a request at one position.
+
+    The target's own draws are keyed by the position of the token drawn, so that they are those of
+    plain decoding. Everything about drafts is keyed by the position of the round's anchor and,
+    added to the stream, by the slot: a slot that is rejected is drafted anew by a later round, and
+    block verification has looked at its numbers by then, so they must not come back.
+    """
+
+    TARGET = 0
+    DRAFT = 1 << 8
+    ACCEPT = 2 << 8
+    RESIDUAL = 3 << 8
+    """The token after the accepted ones."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Word problems with worked steps: what nano is trained on and what the accuracy gate asks.
 
-The stories are data (problems.toml). A problem is drawn from a seed alone, and a stable hash of its
-question decides whether training or evaluation may use it, so the two never meet whatever their
-seeds.
+The stories are data (problems.toml): whole templates, and fragments that are composed. A problem is
+drawn from a seed alone, and a stable hash of its question decides whether training or evaluation
+may use it, so the two never meet whatever their seeds.
 """
 
 import ast
@@ -37,7 +37,11 @@ CALCULATOR: dict[str, Any] = {
 }
 """The tool that problems with `tool_calls` declare, as a chat request spells it."""
 
+STORY_SHARE = 0.25
+"""Fraction of the problems of trained templates that are composed."""
+
 Split = Literal["train", "evaluation"]
+Range = tuple[int, int]
 
 _OPERATORS: dict[str, Callable[[int, int], int]] = {
     "+": operator.add,
@@ -93,22 +97,53 @@ class Template:
 
     name: str
     questions: tuple[str, ...]
-    numbers: dict[str, tuple[int, int]]
+    numbers: dict[str, Range]
     steps: tuple[Step, ...]
-    held_out: bool
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """A part of a composed story: where it has an `op`, the running number meets {x}."""
+
+    told: str
+    first: Range | None = None
+    """Range of {a}, in an opening."""
+    op: str | None = None
+    other: Range = (0, 0)
+    """Range of {x}."""
+    sentence: str = ""
+
+    @classmethod
+    def parse(cls, text: str, ranges: dict[str, Range]) -> "Fragment":
+        """Read `[first] [op other] | told | sentence`, of which only `told` is always there."""
+        if "|" not in text:
+            return cls(text)
+        head, told, *sentence = text.split(" | ")
+        *first, op, other = head.split() if sentence else [head, "", ""]
+        return cls(
+            told,
+            ranges[first[0]] if first else None,
+            op or None,
+            ranges.get(other, (0, 0)),
+            "".join(sentence),
+        )
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Every template and the pools of words that fill them."""
+    """Every template, the fragments of composed stories, and the pools of words that fill them."""
 
     templates: tuple[Template, ...]
+    openings: tuple[Fragment, ...]
+    events: tuple[Fragment, ...]
+    closings: tuple[Fragment, ...]
     pools: dict[str, tuple[str, ...]]
 
 
 @cache
 def catalogue() -> Catalogue:
-    """The templates and pools of problems.toml."""
+    """What problems.toml holds."""
     data = tomllib.loads(files(__package__).joinpath("problems.toml").read_text("utf-8"))
     ranges = {name: (low, high) for name, (low, high) in data["ranges"].items()}
     templates = tuple(
@@ -121,7 +156,12 @@ def catalogue() -> Catalogue:
         )
         for entry in data["template"]
     )
-    return Catalogue(templates, {name: tuple(words) for name, words in data["pools"].items()})
+    fragments = {
+        kind: tuple(Fragment.parse(text, ranges) for text in texts)
+        for kind, texts in data["story"].items()
+    }
+    pools = {name: tuple(words) for name, words in data["pools"].items()}
+    return Catalogue(templates, **fragments, pools=pools)
 
 
 def generate(
@@ -140,7 +180,9 @@ def generate(
     templates = [template for template in known.templates if template.held_out is held_out]
     while True:
         # The template is kept until a draw fits, so that hard-to-fit stories are as frequent.
-        template, tool = rng.choice(templates), rng.random() < tool_share
+        is_story = not held_out and rng.random() < STORY_SHARE
+        template = _compose(rng, known) if is_story else rng.choice(templates)
+        tool = rng.random() < tool_share
         problem = None
         while problem is None or split_of(problem.question) != split:
             problem = _draw(rng, template, known.pools, tool)
@@ -232,6 +274,23 @@ def _draw(
         steps=len(template.steps),
         tool_calls=(_expression(template.steps, numbers),) if tool else None,
     )
+
+
+def _compose(rng: random.Random, known: Catalogue) -> Template:
+    """A story of two to four steps: an opening, events and a closing on one running number."""
+    ends = [rng.choice(known.openings), rng.choice(known.closings)]
+    wanted = rng.randint(2, 4) - sum(fragment.op is not None for fragment in ends)
+    events = [rng.choice(known.events) for _ in range(wanted)]
+    numbers = {"a": ends[0].first or (0, 0)}
+    told, steps, running = [], [], "a"
+    for index, fragment in enumerate([ends[0], *events, ends[1]]):
+        told.append(fragment.told.replace("{x}", f"{{x{index}}}"))
+        if fragment.op is not None:
+            numbers[f"x{index}"] = fragment.other
+            step = Step(f"v{index}", running, fragment.op, f"x{index}", fragment.sentence)
+            steps.append(step)
+            running = step.target
+    return Template(f"story_{len(steps)}", (" ".join(told),), numbers, tuple(steps))
 
 
 def _words(rng: random.Random, pools: dict[str, tuple[str, ...]]) -> dict[str, str]:

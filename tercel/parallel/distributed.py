@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from tercel.parallel.exchange import ExchangeGroup
+from tercel.parallel.exchange import ExchangeGroup, consecutive_parts
 
 
 class DistributedGroup(ExchangeGroup):
@@ -43,6 +43,13 @@ class DistributedGroup(ExchangeGroup):
         buffer = torch.empty_like(_as_bytes(like))
         dist.recv(buffer, self._global(rank), group=self._group)
         return _from_bytes(buffer, like)
+
+    def split(self, size: int) -> "DistributedGroup":
+        if size == self.world_size:
+            return self
+        parts = consecutive_parts(self.world_size, size)
+        made = [dist.new_group([self._global(rank) for rank in part]) for part in parts]
+        return DistributedGroup(made[self.rank // size])
 
     def _global(self, rank: int) -> int:
         return rank if self._group is None else dist.get_global_rank(self._group, rank)

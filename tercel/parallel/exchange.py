@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tercel.parallel.sums import rank_ordered_sum
+from tercel.core.group import Group
+from tercel.core.sums import rank_ordered_sum
 
 
 class ExchangeGroup(ABC):
@@ -27,8 +28,14 @@ class ExchangeGroup(ABC):
     @abstractmethod
     def recv(self, like: torch.Tensor, rank: int) -> torch.Tensor: ...
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return rank_ordered_sum(self.gather(x))
+    @abstractmethod
+    def split(self, size: int) -> Group: ...
+
+    def all_reduce(self, *parts: torch.Tensor) -> torch.Tensor:
+        if len(parts) == 1:
+            return rank_ordered_sum(self.gather(parts[0]))
+        gathered = self.gather(torch.stack(parts))
+        return rank_ordered_sum([part for of_rank in gathered for part in of_rank])
 
     def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
         return torch.cat(self.gather(x), dim=dim)
@@ -42,3 +49,10 @@ class ExchangeGroup(ABC):
     def vote(self, agree: bool) -> bool:
         votes = self.gather(torch.tensor([agree], dtype=torch.uint8))
         return all(bool(vote) for vote in votes)
+
+
+def consecutive_parts(world_size: int, size: int) -> list[range]:
+    """The ranks of each part of `size`; ValueError where they do not divide."""
+    if size < 1 or world_size % size:
+        raise ValueError(f"size: {world_size} ranks do not divide into groups of {size}")
+    return [range(start, start + size) for start in range(0, world_size, size)]

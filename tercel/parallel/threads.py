@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from tercel.errors import EngineError
-from tercel.parallel.exchange import ExchangeGroup
+from tercel.parallel.exchange import ExchangeGroup, consecutive_parts
 
 T = TypeVar("T")
 
@@ -47,9 +47,11 @@ class _Mailboxes:
 class ThreadGroup(ExchangeGroup):
     """One rank's end of a group of threads. Tensors are copied, never shared."""
 
-    def __init__(self, rank: int, mailboxes: _Mailboxes) -> None:
+    def __init__(self, rank: int, mailboxes: _Mailboxes, ranks: range | None = None) -> None:
+        """`ranks`: those of the mailboxes that belong to the group; None: all."""
+        self._ranks = range(mailboxes.world_size) if ranks is None else ranks
         self.rank = rank
-        self.world_size = mailboxes.world_size
+        self.world_size = len(self._ranks)
         self._mail = mailboxes
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -58,13 +60,17 @@ class ThreadGroup(ExchangeGroup):
     def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         for target, chunk in enumerate(chunks):
             self.send(chunk, target)
-        return [self._mail.get(source, self.rank) for source in range(self.world_size)]
+        return [self._mail.get(source, self._ranks[self.rank]) for source in self._ranks]
 
     def send(self, x: torch.Tensor, rank: int) -> None:
-        self._mail.put(x.clone(), self.rank, rank)
+        self._mail.put(x.clone(), self._ranks[self.rank], self._ranks[rank])
 
     def recv(self, like: torch.Tensor, rank: int) -> torch.Tensor:
-        return self._mail.get(rank, self.rank)
+        return self._mail.get(self._ranks[rank], self._ranks[self.rank])
+
+    def split(self, size: int) -> "ThreadGroup":
+        part = consecutive_parts(self.world_size, size)[self.rank // size]
+        return ThreadGroup(self.rank % size, self._mail, self._ranks[part.start : part.stop])
 
 
 def run_threads(

@@ -1,5 +1,6 @@
 """From a checkpoint directory to something that runs plans on this process's device."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import torch
 
 from tercel.config import EngineConfig
 from tercel.core.arch import arch_of
+from tercel.core.group import Groups
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
 from tercel.errors import CheckpointError, ConfigError
@@ -19,6 +21,8 @@ from tercel.targets.load import Plan, device_of, dtype_of, resolve
 from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.load import dummy_model, load_model
+
+BYTES_PER_THREAD = 64 << 20
 
 
 def open_checkpoint(config: EngineConfig, *, resolve: Callable[..., Plan] = resolve) -> OpenModel:
@@ -46,21 +50,23 @@ def open_checkpoint(config: EngineConfig, *, resolve: Callable[..., Plan] = reso
         )
 
     def load(progress: ReportProgress | None) -> ModelRunner:
-        return _load(config, plan, tokenizer, device, progress)
+        group = SingleGroup()
+        return load_rank(config, plan, Groups(group, group), tokenizer, device, progress)
 
     return OpenModel(tokenizer, model.vocab_size, model.max_position_embeddings, load)
 
 
-def _load(
+def load_rank(
     config: EngineConfig,
     plan: Plan,
+    groups: Groups,
     tokenizer: Tokenizer,
     device: torch.device,
     progress: ReportProgress | None,
 ) -> ModelRunner:
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    group, model = SingleGroup(), plan.place.model
+    """Reads the weights of one rank and creates its caches; collective."""
+    torch.set_num_threads(config.num_threads or _threads_for(plan.weight_bytes))
+    model = plan.place.model
     sizes = CacheSizes(
         num_pages=config.cache_tokens // config.page_size + 1,
         page_size=config.page_size,
@@ -68,15 +74,18 @@ def _load(
     )
     unwritten = range(tokenizer.vocab_size, model.vocab_size)
     return ModelRunner(
-        plan.program(_weights(config, plan, device, progress), group),
-        create_cache(
-            plan.place.layout, group, model=model, sizes=sizes, dtype=plan.dtype, device=device
-        ),
-        Sampler(group, tokenizer.illegal_ids.union(unwritten), device),
+        plan.program(_weights(config, plan, device, progress), groups),
+        create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device),
+        Sampler(groups.tp, tokenizer.illegal_ids.union(unwritten), device),
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,
     )
+
+
+def _threads_for(weight_bytes: int) -> int:
+    """Threads that have enough to do to be worth waiting for, which on a busy machine is long."""
+    return max(1, min(weight_bytes // BYTES_PER_THREAD, os.cpu_count() or 1))
 
 
 def _weights(

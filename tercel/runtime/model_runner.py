@@ -20,8 +20,11 @@ class Program(Protocol):
         """Calls so far per site, op and implementation."""
         ...
 
-    def run(self, inputs: StepInputs, cache: ModelCache, step_class: StepClass) -> torch.Tensor:
-        """Logits of the sampled rows [S, vocabulary of this rank] f32; updates the caches."""
+    def run(
+        self, inputs: StepInputs, cache: ModelCache, step_class: StepClass
+    ) -> torch.Tensor | None:
+        """Logits of the sampled rows [S, vocabulary of this rank] f32, None before the last
+        pipeline stage; updates the caches."""
         ...
 
 
@@ -50,13 +53,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """One step; an entry for each row that samples."""
+        """One step; an entry for each row that samples, on the ranks that have logits."""
         self._clear(plan.fresh_pages)
         padded = self._padded(plan)
         inputs = build_inputs(padded, page_size=self._page_size, device=self._device)
         logits = self._program.run(inputs, self._cache, classify(padded, self._limits))
         draws = plan.draws
-        return self._sampler.run(logits[: len(draws)], draws) if draws else StepResult(())
+        if logits is None or not draws:
+            return StepResult(())
+        return self._sampler.run(logits[: len(draws)], draws)
 
     def calls(self) -> Mapping[str, int]:
         """Calls so far per site, op and implementation."""

@@ -168,7 +168,8 @@ class EngineClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        """Leaving by an exception, Ctrl-C included, does not wait for running requests."""
+        await (self.close() if kind is None else self.close(drain_s=0))
 
     async def _stream(self, submit: Submit) -> AsyncGenerator[RequestOutput]:
         name, queue = submit.request_id, _Outputs()

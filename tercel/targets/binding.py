@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tercel.blocks.sites import WEIGHTS, SiteTable, sites, table
-from tercel.contract import Implementation, Op
+from tercel.contract import PLAIN, Implementation, Op
 from tercel.contract.receipt import Status, status
 from tercel.core.arch import Arch
 from tercel.core.step import StepClass
@@ -31,10 +31,18 @@ class Bound:
 Binding = Mapping[StepClass, Mapping[str, Bound]]
 
 
-def bind(row: TargetRow, arch: Arch) -> dict[StepClass, dict[str, Bound]]:
-    """Every site of every step class. Raises ConfigError for a name that a row gets wrong."""
+def bind(row: TargetRow, arch: Arch, *, ordered: bool = False) -> dict[StepClass, dict[str, Bound]]:
+    """Every site of every step class; `ordered` takes the plain implementations whose bits do not
+    depend on the layout.
+
+    Raises:
+        ConfigError: a row names what there is not, or wants kernels together with `ordered`.
+    """
+    if ordered and row.policy != "portable":
+        raise ConfigError("sum_layout: only plain implementations keep one order; set mode=off")
+    choose = _ordered if ordered else _choose
     return {
-        step_class: {site: _choose(row, site, op, arch) for site, op in sites(step_class).items()}
+        step_class: {site: choose(row, site, op, arch) for site, op in sites(step_class).items()}
         for step_class in StepClass
     }
 
@@ -93,13 +101,18 @@ def _choose(row: TargetRow, site: str, op: Op[..., Any], arch: Arch) -> Bound:
             raise ConfigError(f"target {row.name}: site {site} has no implementation")
         return _bound(site, op, op.implementation(name), arch, "named by the target")
     for implementation in op.implementations.values():
-        if implementation.name in ("reference", "portable"):
+        if implementation.name in PLAIN:
             continue
         if arch in implementation.archs and status(op, implementation.name, arch) == (
             Status.CERTIFIED
         ):
             return _bound(site, op, implementation, arch, f"certified on {arch}")
     return _bound(site, op, op.portable, arch, f"nothing else is certified on {arch}")
+
+
+def _ordered(row: TargetRow, site: str, op: Op[..., Any], arch: Arch) -> Bound:
+    implementation = op.implementations.get("ordered", op.portable)
+    return _bound(site, op, implementation, arch, "bits that do not depend on the layout")
 
 
 def _bound(

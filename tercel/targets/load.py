@@ -9,17 +9,17 @@ import torch
 from tercel.config import EngineConfig
 from tercel.core.arch import Arch
 from tercel.core.cache import ModelCache
-from tercel.core.group import Group
+from tercel.core.group import Groups
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
-from tercel.core.parameters import ModelWeights
+from tercel.core.parameters import ModelWeights, tensors_of
+from tercel.core.rank import Rank
 from tercel.core.step import StepClass
-from tercel.errors import ConfigError
+from tercel.errors import ConfigError, NoTarget
 from tercel.parallel import SingleGroup
 from tercel.targets.binding import Binding, bind, packs
 from tercel.targets.program import (
     Program,
-    Rank,
     certified_fraction,
     digest,
     prove_decode_reads_nothing,
@@ -44,14 +44,16 @@ class Plan:
     calls: Mapping[StepClass, tuple[Call, ...]]
     digest: str
     """What ranks compare before they load."""
+    weight_bytes: int
+    """This rank's weights, packed."""
 
     @property
     def certified(self) -> float:
         """Share of the decode step's op calls that are certified on this architecture."""
         return certified_fraction(self.calls[StepClass.DECODE])
 
-    def program(self, weights: ModelWeights, group: Group) -> Program:
-        return Program(self.route.row, self.binding, weights, group, self.place)
+    def program(self, weights: ModelWeights, groups: Groups) -> Program:
+        return Program(self.route.row, self.binding, weights, groups, self.place)
 
     def packs(self) -> dict[str, Callable[[Any], Any]]:
         return packs(self.binding, self.dtype)
@@ -90,22 +92,39 @@ def resolve(
     layout = Layout.parse(config.layout)
     layout.check(model)
     routed = route(Question(model, config, layout, arch))
-    binding = bind(routed.row, arch or Arch.CPU)
-    place = Rank(layout, rank, model)
+    sums = None if config.sum_layout is None else Layout.parse(config.sum_layout)
+    if sums is not None:
+        sums.check(model)
+        layout.check_sums(sums)
+    binding = bind(routed.row, arch or Arch.CPU, ordered=sums is not None)
+    place = Rank(layout, rank, model, sums)
     weights = meta_model(model, layout, rank, dtype=dtype, packs=packs(binding, dtype))
     cache = meta_cache(place, config.page_size, dtype)
     resolved = (routed.row, binding, weights, cache, place, config.page_size)
     calls = record(*resolved)
+    if config.mode == "require":
+        _check_certified(routed, calls[StepClass.DECODE])
     prove_decode_reads_nothing(*resolved)
-    return Plan(routed, binding, place, dtype, calls, digest(routed.row, calls))
+    weight_bytes = sum(tensor.nbytes for tensor in tensors_of(weights))
+    return Plan(routed, binding, place, dtype, calls, digest(routed.row, calls), weight_bytes)
+
+
+def _check_certified(routed: Route, decode: tuple[Call, ...]) -> None:
+    """Raises NoTarget for a named target whose decode steps would run portable sites."""
+    names = {call.site for call in decode if call.implementation in ("portable", "reference")}
+    if names:
+        raise NoTarget(
+            f"mode=require: target {routed.row.name} would decode on portable implementations "
+            f"at {', '.join(sorted(names))}; certify kernels for them, or use mode=auto\n"
+            f"{routed.trace}"
+        )
 
 
 def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:
     """Caches of a few pages and slots without memory, for recording."""
     return create_cache(
-        place.layout,
+        place,
         SingleGroup(),
-        model=place.model,
         sizes=CacheSizes(num_pages=4, page_size=page_size, num_slots=4),
         dtype=dtype,
         device=torch.device("meta"),

@@ -9,19 +9,19 @@ from dataclasses import asdict, dataclass, field
 import msgspec
 import torch
 
+from tercel.blocks.pipeline import Taps
 from tercel.blocks.sites import SiteTable
 from tercel.core.cache import ModelCache
-from tercel.core.group import Group
+from tercel.core.group import Groups
 from tercel.core.inputs import StepInputs, build_inputs
-from tercel.core.layout import Axis, Layout
-from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
+from tercel.core.rank import Rank
 from tercel.core.step import Row, StepClass, StepPlan
 from tercel.targets.binding import Binding, counted_table
 from tercel.targets.recording import Call, Recorder, RecordingGroup, running_table
 from tercel.targets.table import TargetRow
 
-Recipe = Callable[..., torch.Tensor]
+Recipe = Callable[..., torch.Tensor | None]
 
 RECORDED_PLANS: Mapping[StepClass, StepPlan] = {
     StepClass.PREFILL: StepPlan(prefill=(Row("a", (1,) * 5, 0, 1, (1,)),)),
@@ -39,20 +39,6 @@ def load_recipe(row: TargetRow) -> Recipe:
     return module.forward  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True)
-class Rank:
-    """This process's place in a layout."""
-
-    layout: Layout
-    rank: int
-    model: ModelConfig
-
-    @property
-    def first_expert(self) -> int:
-        """The first routed expert that this rank holds."""
-        return self.layout.local_range(Axis.EXPERTS, self.rank, self.model.num_experts).start
-
-
 @dataclass
 class Program:
     """A row's recipe with its implementations and this rank's weights."""
@@ -60,7 +46,7 @@ class Program:
     row: TargetRow
     binding: Binding
     weights: ModelWeights
-    group: Group
+    groups: Groups
     place: Rank
     counts: Counter[str] = field(default_factory=Counter)
     """Calls per site, op and implementation since the start."""
@@ -72,17 +58,17 @@ class Program:
             for step_class, bound in self.binding.items()
         }
 
-    def run(self, inputs: StepInputs, cache: ModelCache, step_class: StepClass) -> torch.Tensor:
-        """Logits of the sampled rows [S, V / tp] fp32; caches are updated in place."""
-        return self._recipe(
-            self._tables[step_class],
-            self.weights,
-            cache,
-            inputs,
-            self.group,
-            self.place.model,
-            self.place.first_expert,
-        )
+    def run(
+        self,
+        inputs: StepInputs,
+        cache: ModelCache,
+        step_class: StepClass,
+        taps: Taps | None = None,
+    ) -> torch.Tensor | None:
+        """Logits of the sampled rows [S, V / tp] fp32, None before the last pipeline stage; caches
+        are updated in place, and so are `taps`."""
+        table = self._tables[step_class]
+        return self._recipe(table, self.weights, cache, inputs, self.groups, self.place, taps)
 
 
 def record(
@@ -100,9 +86,9 @@ def record(
         if step_class == StepClass.VERIFY and not _has_drafts(cache):
             continue
         recorder = Recorder(dict(binding[step_class]))
-        group = RecordingGroup(place.rank % place.layout.tp, place.layout.tp, recorder)
+        groups = Groups.of(RecordingGroup.of(place, recorder), place.layout)
         inputs = build_inputs(plan, page_size=page_size, device=torch.device("meta"))
-        recipe(recorder.table, weights, cache, inputs, group, place.model, place.first_expert)
+        recipe(recorder.table, weights, cache, inputs, groups, place)
         calls[step_class] = tuple(recorder.calls)
     return calls
 
@@ -118,12 +104,12 @@ def prove_decode_reads_nothing(
     """Runs the bound decode implementations on meta tensors. Raises where one reads a tensor on
     the host or returns another shape than its contract says."""
     recorder = Recorder({})
-    group = RecordingGroup(place.rank % place.layout.tp, place.layout.tp, recorder)
+    groups = Groups.of(RecordingGroup.of(place, recorder), place.layout)
     inputs = build_inputs(
         RECORDED_PLANS[StepClass.DECODE], page_size=page_size, device=torch.device("meta")
     )
     table = running_table(binding, StepClass.DECODE)
-    load_recipe(row)(table, weights, cache, inputs, group, place.model, place.first_expert)
+    load_recipe(row)(table, weights, cache, inputs, groups, place)
 
 
 def digest(row: TargetRow, calls: Mapping[StepClass, tuple[Call, ...]]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from tercel.blocks.sites import SiteTable, table
+from tercel.core.rank import Rank
 from tercel.core.step import StepClass
 from tercel.errors import ContractError
 from tercel.targets.binding import Binding, Bound
@@ -88,13 +89,19 @@ class RecordingGroup:
         self.world_size = world_size
         self._recorder = recorder
 
+    @classmethod
+    def of(cls, place: Rank, recorder: Recorder) -> "RecordingGroup":
+        """The world of `place`."""
+        return cls(place.rank, place.layout.world_size, recorder)
+
     def _note(self, name: str, x: torch.Tensor) -> None:
         if self.world_size > 1:
             self._recorder.exchange(name, x)
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        self._note("all_reduce", x)
-        return x if self.world_size == 1 else torch.empty_like(x)
+    def all_reduce(self, *parts: torch.Tensor) -> torch.Tensor:
+        for x in parts:
+            self._note("all_reduce", x)
+        return parts[0] if self.world_size == 1 else torch.empty_like(parts[0])
 
     def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
         self._note("all_gather", x)
@@ -117,6 +124,9 @@ class RecordingGroup:
 
     def vote(self, agree: bool) -> bool:
         return agree
+
+    def split(self, size: int) -> "RecordingGroup":
+        return RecordingGroup(self.rank % size, size, self._recorder)
 
 
 def running_table(binding: Binding, step_class: StepClass) -> SiteTable:

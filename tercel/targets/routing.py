@@ -1,9 +1,11 @@
-"""Which named target serves a configuration: one tree that says what it looked at and why.
+"""Which named target serves a configuration: one tree per family that says what it looked at.
 
 A criterion may be read here if it is known when the configuration is, stays constant for the
-engine's life and changes the structure of the forward. `explain` replays the same tree.
+engine's life and changes the structure of the forward. `explain` replays the same tree from the
+same configuration object.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +16,11 @@ from tercel.core.model import ModelConfig
 from tercel.errors import NoTarget
 from tercel.targets.table import NAMED, TargetRow, generic, portable
 
-K3_SHAPE = (93, 7168, 896, 3584)
-"""num_hidden_layers, hidden_size, num_experts, routed_expert_hidden_size."""
-KIMI_LINEAR_SHAPE = (27, 2304, 256, 2304)
-CHECKPOINTS = {
-    (K3_SHAPE, "compressed-tensors"): "kimi_k3_mxfp4",
-    (K3_SHAPE, "modelopt_mixed"): "kimi_k3_nvfp4",
-    (KIMI_LINEAR_SHAPE, None): "kimi_linear_bf16",
-}
+Shape = tuple[int, int, int, int]
+"""num_hidden_layers, hidden_size, num_experts, latent size of the routed experts."""
+
+K3: Shape = (93, 7168, 896, 3584)
+KIMI_LINEAR: Shape = (27, 2304, 256, 2304)
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,10 @@ class Question:
     layout: Layout
     arch: Arch | None
 
+    @property
+    def speculation(self) -> str:
+        return "none" if self.config.speculation is None else "dspark"
+
 
 @dataclass(frozen=True)
 class Route:
@@ -75,6 +78,10 @@ class Route:
     nearest: str | None
     """The closest named target that does not serve, with the fields to change."""
 
+    @property
+    def is_named(self) -> bool:
+        return self.row.checkpoint != "any"
+
 
 def route(question: Question, named: tuple[TargetRow, ...] = NAMED) -> Route:
     """The target of a configuration. Raises NoTarget where `require` finds none."""
@@ -82,65 +89,114 @@ def route(question: Question, named: tuple[TargetRow, ...] = NAMED) -> Route:
     layout = question.layout.name
     if not trace.check("mode", mode, mode != "off", "auto or require to search for a target"):
         return Route(portable(layout), trace, None)
-    row = _search(question, named, trace)
-    nearest = _nearest(question, named) if row is None else None
+    row = _family(question, named, trace)
     if row is not None:
         return Route(row, trace, None)
+    nearest = nearest_target(question, named)
     if mode == "require":
-        hint = f"\nnearest: {nearest}" if nearest else "\nno target has this checkpoint's name"
+        hint = (
+            f"\nnearest: {nearest}" if nearest else "\nno target serves a checkpoint of this shape"
+        )
         raise NoTarget(f"mode=require found no named target:\n{trace}{hint}")
     return Route(generic(layout), trace, nearest)
 
 
 def checkpoint_name(model: ModelConfig) -> str | None:
     """The name of the published checkpoint with this shape and quantization."""
-    shape = (model.num_hidden_layers, model.hidden_size, model.num_experts, model.latent_size)
-    return CHECKPOINTS.get((shape, model.quant_method))
+    formats = {K3: _K3_FORMATS, KIMI_LINEAR: _KIMI_LINEAR_FORMATS}.get(_shape(model), {})
+    return formats.get(model.quant_method)
 
 
-def _search(question: Question, named: tuple[TargetRow, ...], trace: Trace) -> TargetRow | None:
-    model = question.model
-    shape = (model.num_hidden_layers, model.hidden_size, model.num_experts, model.latent_size)
-    name = checkpoint_name(model)
-    if not trace.resolve("checkpoint", f"shape {shape}, {model.quant_method}", name, _names()):
+_K3_FORMATS: dict[str | None, str] = {
+    "compressed-tensors": "kimi_k3_mxfp4",
+    "modelopt_mixed": "kimi_k3_nvfp4",
+}
+_KIMI_LINEAR_FORMATS: dict[str | None, str] = {None: "kimi_linear_bf16"}
+
+
+def _shape(model: ModelConfig) -> Shape:
+    return (model.num_hidden_layers, model.hidden_size, model.num_experts, model.latent_size)
+
+
+def _family(question: Question, named: tuple[TargetRow, ...], trace: Trace) -> TargetRow | None:
+    """Attention residuals tell the two families apart; class names do not."""
+    if question.model.attn_res_block_size is not None:
+        trace.resolve("family", "attention residuals", "kimi_k3")
+        return _tree(question, named, trace, K3, _K3_FORMATS)
+    trace.resolve("family", "plain residual", "kimi_linear")
+    return _tree(question, named, trace, KIMI_LINEAR, _KIMI_LINEAR_FORMATS)
+
+
+def _tree(
+    question: Question,
+    named: tuple[TargetRow, ...],
+    trace: Trace,
+    shape: Shape,
+    formats: dict[str | None, str],
+) -> TargetRow | None:
+    model, config, layout = question.model, question.config, question.layout
+    if not trace.check("shape", _shape(model), _shape(model) == shape, str(shape)):
         return None
+    known = ", ".join(f"{name} ({method})" for method, name in formats.items())
+    name = trace.resolve("quant", model.quant_method, formats.get(model.quant_method), known)
     rows = [row for row in named if row.checkpoint == name]
     archs = sorted({row.arch for row in rows})
-    if not trace.check("arch", question.arch, question.arch in archs, _or(archs)):
+    if name is None or not trace.check("arch", question.arch, question.arch in archs, _or(archs)):
         return None
     rows = [row for row in rows if row.arch == question.arch]
-    layout = question.layout
     value = f"{layout.name} (expert split {'set' if layout.split_set else 'unset'})"
     layouts = sorted(row.layout for row in rows)
     if not trace.check("layout", value, layout.name in layouts, _or(layouts)):
         return None
     row = next(row for row in rows if row.layout == layout.name)
-    if not trace.check("in auto", row.in_auto, row.in_auto or question.config.mode == "require"):
+    speculation = question.speculation
+    allowed = sorted(row.speculation)
+    if not trace.check("speculation", speculation, speculation in allowed, _or(allowed)):
+        return None
+    kv_dtypes = sorted(row.kv_dtypes)
+    if not trace.check("kv dtype", config.kv_dtype, config.kv_dtype in kv_dtypes, _or(kv_dtypes)):
+        return None
+    may_choose = row.in_auto or config.mode == "require"
+    if not trace.check("in auto", row.in_auto, may_choose, "mode=require"):
         return None
     trace.resolve("target", row.recipe, row.name)
     return row
 
 
-def _nearest(question: Question, named: tuple[TargetRow, ...]) -> str | None:
-    """The row of this checkpoint that differs in the fewest fields, and which those are."""
-    name = checkpoint_name(question.model)
-    wanted = {"arch": str(question.arch), "layout": question.layout.name}
-    best: tuple[int, str] | None = None
-    for row in named:
-        if row.checkpoint != name:
-            continue
-        held = {"arch": row.arch, "layout": row.layout}
-        changes = [f"{key}={held[key]}" for key in wanted if wanted[key] != held[key]]
-        if not row.in_auto:
-            changes.append("mode=require")
-        if best is None or len(changes) < best[0]:
-            best = (len(changes), f"{row.name}: set {', '.join(changes)}")
-    return best[1] if best else None
+def nearest_target(question: Question, named: tuple[TargetRow, ...] = NAMED) -> str | None:
+    """The row for this shape that differs in the fewest fields, and what to change for it."""
+    formats = {K3: _K3_FORMATS, KIMI_LINEAR: _KIMI_LINEAR_FORMATS}.get(_shape(question.model), {})
+    rows = [row for row in named if row.checkpoint in formats.values()]
+    best = min(rows, key=lambda row: _effort(_changes(question, row)), default=None)
+    return None if best is None else f"{best.name}: set {', '.join(_changes(question, best))}"
 
 
-def _names() -> str:
-    return ", ".join(CHECKPOINTS.values())
+def _effort(changes: list[str]) -> int:
+    """Another machine or checkpoint is further away than another setting."""
+    return sum(2 if change.startswith(("arch=", "checkpoint=")) else 1 for change in changes)
 
 
-def _or(names: list[str]) -> str:
+def _changes(question: Question, row: TargetRow) -> list[str]:
+    """The fields that keep `question` from `row`, with the values it needs."""
+    config = question.config
+    held = {
+        "checkpoint": checkpoint_name(question.model),
+        "arch": question.arch,
+        "layout": question.layout.name,
+    }
+    changes = [
+        f"{field}={getattr(row, field)}"
+        for field, value in held.items()
+        if value != getattr(row, field)
+    ]
+    if question.speculation not in row.speculation:
+        changes.append(f"speculation={_or(sorted(row.speculation))}")
+    if config.kv_dtype not in row.kv_dtypes:
+        changes.append(f"kv_dtype={_or(sorted(row.kv_dtypes))}")
+    if not row.in_auto and config.mode != "require":
+        changes.append("mode=require")
+    return changes
+
+
+def _or(names: Sequence[str]) -> str:
     return " or ".join(names) if names else "a row in targets/table.py (there is none)"

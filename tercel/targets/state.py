@@ -9,6 +9,7 @@ from tercel.core.cache import KdaCache, LatentCache, ModelCache
 from tercel.core.group import Group
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
+from tercel.core.rank import Rank
 from tercel.errors import ConfigError
 
 
@@ -23,24 +24,24 @@ class CacheSizes:
 
 
 def create_cache(
-    layout: Layout,
+    place: Rank,
     group: Group,
     *,
-    model: ModelConfig,
     sizes: CacheSizes,
     dtype: torch.dtype,
     device: torch.device,
 ) -> ModelCache:
-    """Zeroed caches of this rank's heads. Raises ConfigError on every rank if one cannot."""
+    """Zeroed caches of this rank's layers and heads. Raises ConfigError on every rank if one
+    cannot."""
     problem = _problem(sizes)
     if not group.vote(problem is None):
         raise ConfigError(problem or "another rank cannot create its caches")
-    latent, kda = {}, {}
-    for layer in range(model.num_hidden_layers):
+    model, latent, kda = place.model, {}, {}
+    for layer in place.layers:
         if model.is_mla(layer):
             latent[layer] = _latent(model, sizes, dtype, device)
         else:
-            kda[layer] = _kda(model, layout, sizes, dtype, device)
+            kda[layer] = _kda(model, place.layout, sizes, dtype, device)
     return ModelCache(latent, kda)
 
 

@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-from safetensors import safe_open
 
 from tercel.errors import CheckpointError
 from tercel.weights.header import StoredTensor, read_header
 from tercel.weights.problems import Problem
+from tercel.weights.reader import Reader, Stamp
 
 INDEX = "model.safetensors.index.json"
-_MAPPINGS = 8
-_MIN_MAPPED_BYTES = 64 * 2**20
-"""A mapping is read up to an eighth of its shard or this much, so that few pages are resident."""
 _NUMBERED = re.compile(r"^(?P<stem>.+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors$")
 
 
@@ -41,6 +37,8 @@ class Checkpoint:
     """Shards whose tensors cannot be read, some or all of them."""
     problems: tuple[Problem, ...]
     """What is wrong with the files; whoever loads reports it with what else is wrong."""
+    stamps: Mapping[Path, Stamp]
+    """Of every shard that there is, from before its header was read."""
 
     @classmethod
     def open(cls, model_dir: Path | str) -> "Checkpoint":
@@ -60,8 +58,9 @@ class Checkpoint:
         if index is None:
             problems += _missing_numbers(shards)
         tensors, damaged, unreadable = [], set(), set()
+        stamps = {shard: Stamp.of(shard) for shard in shards if shard.is_file()}
         for shard in shards:
-            found, wrong = read_header(shard) if shard.is_file() else ([], [_missing(shard)])
+            found, wrong = read_header(shard) if shard in stamps else ([], [_missing(shard)])
             tensors += found
             problems += wrong
             if wrong:
@@ -74,7 +73,7 @@ class Checkpoint:
             lost = frozenset(key for key, file in index.weight_map.items() if file in unreadable)
             problems += _compare(index, tensors, lost)
         by_name = {tensor.name: tensor for tensor in tensors}
-        return cls(path, shards, by_name, lost, frozenset(damaged), tuple(problems))
+        return cls(path, shards, by_name, lost, frozenset(damaged), tuple(problems), stamps)
 
     @property
     def num_bytes(self) -> int:
@@ -82,33 +81,7 @@ class Checkpoint:
         return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     def reader(self) -> "Reader":
-        return Reader(self.tensors)
-
-
-class Reader:
-    """Hands out tensors as views of a mapped shard, one shard at a time.
-
-    Pages become resident when a view is read. They go with the mapping, which is renewed for every
-    shard and several times within one, provided that the views of it are gone by then.
-    """
-
-    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
-        self._tensors = tensors
-        self._shard: Path | None = None
-        self._open: Any = None
-        self._bytes_left = 0
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """The whole tensor on the CPU, in its stored shape and dtype, not read yet."""
-        stored = self._tensors[name]
-        if stored.shard != self._shard or self._bytes_left < stored.num_bytes:
-            self._open = None  # unmaps first
-            self._open = safe_open(stored.shard, framework="pt", device="cpu")
-            self._shard = stored.shard
-            self._bytes_left = max(_MIN_MAPPED_BYTES, stored.shard.stat().st_size // _MAPPINGS)
-        self._bytes_left -= stored.num_bytes
-        tensor: torch.Tensor = self._open.get_tensor(name)
-        return tensor
+        return Reader(self.tensors, self.stamps)
 
 
 def _read_index(path: Path) -> tuple[_Index | None, list[Problem]]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import torch
 
 from tercel.weights.problems import Problem
 
@@ -20,6 +21,14 @@ DTYPE_BITS = {
     **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
     "F4": 4,
 }
+TORCH_DTYPES = {
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+"""Of the tensors that the model reads."""
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _LENGTH_BYTES = 8
 
@@ -36,6 +45,8 @@ class StoredTensor:
     start: int
     """First byte after the header."""
     num_bytes: int
+    offset: int
+    """First byte in the file."""
 
 
 class _Entry(msgspec.Struct):
@@ -62,7 +73,15 @@ def read_header(shard: Path) -> tuple[list[StoredTensor], list[Problem]]:
     except msgspec.MsgspecError as error:
         return [], [_damaged(shard, f"its header is not valid: {error}")]
     tensors = [
-        StoredTensor(name, shard, entry.dtype, tuple(entry.shape), begin, end - begin)
+        StoredTensor(
+            name,
+            shard,
+            entry.dtype,
+            tuple(entry.shape),
+            begin,
+            end - begin,
+            _LENGTH_BYTES + length + begin,
+        )
         for name, entry in entries.items()
         for begin, end in [entry.data_offsets]
     ]

@@ -1,10 +1,5 @@
 """From a checkpoint to the weights of one rank: row by row, slice by slice, one shard at a time."""
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Protocol
-
 import torch
 
 from tercel.core import parameters
@@ -12,24 +7,12 @@ from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
 from tercel.errors import ConfigError
-from tercel.weights.checkpoint import Checkpoint, Reader
-from tercel.weights.header import StoredTensor
+from tercel.weights.build import Build, Packs, Progress, check_packs
+from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.manifest import account, checkpoint_table
 from tercel.weights.problems import raise_problems
-from tercel.weights.random import random_tensor
-from tercel.weights.rows import Node, Place, Row, Source
+from tercel.weights.rows import Node
 from tercel.weights.table import KIMI_K3, model_table
-
-Packs = Mapping[str, Callable[[Any], Any]]
-"""`MoeWeights.experts` and the like -> what turns that field into the form its kernel reads.
-
-A pack gets this rank's value of the field and returns its replacement; the value is freed then.
-"""
-
-
-class Progress(Protocol):
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Called after every tensor, with bytes of this rank's weights before packing."""
 
 
 def load_model(
@@ -48,30 +31,16 @@ def load_model(
     Beyond the weights, memory holds one layer's tensors before packing and the pages of one shard.
 
     Raises:
-        CheckpointError: lists everything that is wrong with the checkpoint; nothing is loaded then.
+        CheckpointError: lists everything that is wrong with the checkpoint, and nothing is loaded
+            then; or names the file that changed during the load.
         ConfigError: the layout does not divide the model, or a pack names no field.
     """
-    build = _Build(config, layout, rank, dtype, device, packs or {})
+    build = _build(config, layout, rank, dtype, device, packs)
     _, problems = account(checkpoint, config)
     raise_problems(checkpoint.path, problems, _quantization_hint(config))
-    table = checkpoint_table(checkpoint, config, build.layers)
-    total = sum(build.num_bytes(row) for _, row in table.rows())
-    reader, done = checkpoint.reader(), 0
-
-    def fill(tensors: Mapping[str, torch.Tensor], rows: Mapping[str, Row]) -> None:
-        nonlocal done
-        pieces = [
-            piece
-            for path, row in rows.items()
-            for piece in _pieces(tensors[path], row, build.place, checkpoint.tensors)
-        ]
-        for piece in sorted(pieces, key=lambda piece: piece.position):
-            piece.read(reader, build.place)
-            done += piece.target.nbytes
-            if progress is not None:
-                progress(done, total)
-
-    weights: ModelWeights = build.model(table, fill)
+    layers = layout.stage_layers(rank, config.num_hidden_layers)
+    table = checkpoint_table(checkpoint, config, layers)
+    weights: ModelWeights = build.model(table, build.load(table, checkpoint, progress))
     return weights
 
 
@@ -86,14 +55,8 @@ def dummy_model(
     packs: Packs | None = None,
 ) -> ModelWeights:
     """Random weights of the shapes, dtypes and expert format that the config declares."""
-    build = _Build(config, layout, rank, dtype, device, packs or {})
-    generator = torch.Generator(device).manual_seed(seed)
-
-    def fill(tensors: Mapping[str, torch.Tensor], rows: Mapping[str, Row]) -> None:
-        for path, tensor in tensors.items():
-            tensor.copy_(random_tensor(path, tuple(tensor.shape), tensor.dtype, generator))
-
-    weights: ModelWeights = build.model(_declared_table(config, build.layers), fill)
+    build = _build(config, layout, rank, dtype, device, packs)
+    weights: ModelWeights = build.model(_declared_table(config, layout, rank), build.draw(seed))
     return weights
 
 
@@ -106,127 +69,32 @@ def meta_model(
     packs: Packs | None = None,
 ) -> ModelWeights:
     """The same shapes and dtypes without memory, for recording what a rank runs."""
-    build = _Build(config, layout, rank, dtype, torch.device("meta"), packs or {})
-    table = _declared_table(config, build.layers)
+    build = _build(config, layout, rank, dtype, torch.device("meta"), packs)
+    table = _declared_table(config, layout, rank)
     weights: ModelWeights = build.model(table, lambda tensors, rows: None)
     return weights
 
 
-Fill = Callable[[Mapping[str, torch.Tensor], Mapping[str, Row]], None]
+def _build(
+    config: ModelConfig,
+    layout: Layout,
+    rank: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    packs: Packs | None,
+) -> Build:
+    layout.check(config)
+    check_packs(packs or {}, parameters)
+    return Build(layout, rank, dtype, device, packs or {})
 
 
-class _Build:
-    """Allocates, has filled, and packs the dataclasses of one rank."""
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        layout: Layout,
-        rank: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        packs: Packs,
-    ) -> None:
-        layout.check(config)
-        if not 0 <= rank < layout.world_size:
-            raise ConfigError(f"rank: {rank} is outside the {layout.world_size} of {layout.name}")
-        _check_packs(packs)
-        self.place = Place(layout, rank)
-        self.layers = layout.stage_layers(rank, config.num_hidden_layers)
-        self._dtype, self._device, self._packs = dtype, device, packs
-
-    def num_bytes(self, row: Row) -> int:
-        return self._empty(row, torch.device("meta")).nbytes
-
-    def model(self, table: Node, fill: Fill) -> Any:
-        """A ModelWeights, its layers one after the other."""
-        layers = table.fields["layers"]
-        assert isinstance(layers, tuple)
-        outer = Node(table.type, {**table.fields, "layers": ()})
-        built = tuple(self._node(layer, fill) for layer in layers)
-        return self._assemble(outer, self._filled(outer, fill), layers=built)
-
-    def _node(self, node: Node, fill: Fill) -> Any:
-        return self._assemble(node, self._filled(node, fill))
-
-    def _filled(self, node: Node, fill: Fill) -> dict[str, torch.Tensor]:
-        rows = dict(node.rows())
-        tensors = {path: self._empty(row, self._device) for path, row in rows.items()}
-        fill(tensors, rows)
-        return tensors
-
-    def _assemble(
-        self, node: Node, tensors: dict[str, torch.Tensor], path: str = "", **given: Any
-    ) -> Any:
-        """Takes the tensors out of the dict, so that a pack's input is freed with it."""
-        values = dict(given)
-        for name, child in node.fields.items():
-            if name in given:
-                continue
-            if isinstance(child, Row):
-                value: Any = tensors.pop(path + name)
-            elif isinstance(child, Node):
-                value = self._assemble(child, tensors, f"{path}{name}.")
-            else:
-                value = child
-            pack = self._packs.get(f"{node.type.__name__}.{name}")
-            values[name] = value if pack is None or value is None else pack(value)
-            del value
-        return node.type(**values)
-
-    def _empty(self, row: Row, device: torch.device) -> torch.Tensor:
-        return torch.empty(self.place.shape(row), dtype=row.dtype or self._dtype, device=device)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """One stored tensor and the part of a weight that its slice fills."""
-
-    stored: StoredTensor
-    source: Source
-    target: torch.Tensor
-
-    @property
-    def position(self) -> tuple[str, int]:
-        return str(self.stored.shard), self.stored.start
-
-    def read(self, reader: Reader, place: Place) -> None:
-        """Copies this rank's slice; no view of the shard is left, so that its pages can go."""
-        self.target.copy_(place.cut(self.source, reader.tensor(self.stored.name)))
-
-
-def _pieces(
-    out: torch.Tensor, row: Row, place: Place, tensors: Mapping[str, StoredTensor]
-) -> Iterator[_Piece]:
-    heights = [
-        place.cut(source, torch.empty(source.shape, device="meta")).shape[0]
-        for source in row.sources
-    ]
-    starts = [0, *itertools.accumulate(heights)]
-    for slot, expert in enumerate(place.experts(row)):
-        target = out if row.num_experts is None else out[slot]
-        for source, start, height in zip(row.sources, starts, heights, strict=False):
-            stored = tensors[source.key.format(expert=expert)]
-            yield _Piece(stored, source, target.narrow(0, start, height))
-
-
-def _declared_table(config: ModelConfig, layers: range) -> Node:
-    formats = {None: "plain", "compressed-tensors": "mxfp4"}
+def _declared_table(config: ModelConfig, layout: Layout, rank: int) -> Node:
+    formats = {None: "plain", "compressed-tensors": "mxfp4", "modelopt_mixed": "nvfp4"}
     if config.quant_method not in formats:
-        raise ConfigError(f"quant_method={config.quant_method!r} is not supported; MXFP4 is")
+        known = " or ".join(name for name in formats if name)
+        raise ConfigError(f"quant_method={config.quant_method!r} is not supported; use {known}")
+    layers = layout.stage_layers(rank, config.num_hidden_layers)
     return model_table(config, KIMI_K3, lambda key: formats[config.quant_method], layers)
-
-
-def _check_packs(packs: Packs) -> None:
-    known = {
-        f"{name}.{item.name}"
-        for name, kind in vars(parameters).items()
-        if name.endswith("Weights")
-        for item in fields(kind)
-    }
-    for name in packs:
-        if name not in known:
-            raise ConfigError(f"packs: {name!r} names no field of tercel.core.parameters")
 
 
 def _quantization_hint(config: ModelConfig) -> str:
@@ -234,5 +102,6 @@ def _quantization_hint(config: ModelConfig) -> str:
         return ""
     return (
         f"config.json declares quant_method {config.quant_method!r}; experts are read as MXFP4 "
-        "(weight_packed and weight_scale) or as plain weights"
+        "(weight_packed, weight_scale), NVFP4 (u8 weight, weight_scale, weight_scale_2), FP8 in "
+        "blocks (e4m3 weight, weight_scale) or plain weights"
     )

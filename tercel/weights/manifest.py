@@ -1,20 +1,19 @@
 """Accounts for every tensor of a checkpoint: which field it becomes, or why it is not loaded."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tercel.core.model import ModelConfig
-from tercel.errors import ConfigError
 from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.formats import matrix_format
 from tercel.weights.header import DTYPE_BITS, StoredTensor
 from tercel.weights.problems import Problem
-from tercel.weights.rows import Node, Row, Source, matrix_format
-from tercel.weights.table import KIMI_K3, KIMI_LINEAR, NOT_LOADED, Family, model_table
+from tercel.weights.quantization import declared_format
+from tercel.weights.rows import Node, Source
+from tercel.weights.table import KIMI_K3, KIMI_LINEAR, NOT_LOADED, UNREAD, Family, model_table
 from tercel.weights.vision import vision_sources
-
-_PUBLISHED_FORMATS = {"mxfp4-pack-quantized": "mxfp4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +25,7 @@ class Entry:
     field: str | None
     """Field of ModelWeights, e.g. layers.3.attention.proj; None: not loaded."""
     part: str
-    """text model, vision tower, vision projector."""
+    """text model, vision tower, vision projector, activation scales."""
     used: int | None = None
     """Leading values that are not padding; None: all."""
 
@@ -63,10 +62,10 @@ def manifest_from_config(config_json: Mapping[str, Any]) -> Manifest:
         ConfigError: the config cannot run, or declares an unknown quantization.
     """
     config = ModelConfig.from_dict(config_json)
-    table = model_table(config, family_of_config(config_json), _declared_format(config_json))
+    table = model_table(config, family_of_config(config_json), declared_format(config_json))
     entries = [
-        _entry(key, source, ", ".join(fields), "text model")
-        for key, (source, _, fields) in expected(table).items()
+        _entry(key, source, ", ".join(fields) or None, "text model" if fields else UNREAD)
+        for key, (source, fields) in expected(table).items()
     ]
     for part, source in vision_sources(config_json.get("vision_config")):
         entries.append(_entry(source.key, source, None, part))
@@ -88,9 +87,10 @@ def checkpoint_table(
     checkpoint: Checkpoint, config: ModelConfig, layers: range | None = None
 ) -> Node:
     """The table whose key prefix and matrix formats are those of the tensors that there are."""
-    names = {**checkpoint.tensors, **dict.fromkeys(checkpoint.unreadable)}
+    dtypes: dict[str, str | None] = dict.fromkeys(checkpoint.unreadable)
+    dtypes |= {name: stored.dtype for name, stored in checkpoint.tensors.items()}
     family = family_of_checkpoint(checkpoint)
-    return model_table(config, family, lambda key: matrix_format(key, names), layers)
+    return model_table(config, family, lambda key: matrix_format(key, dtypes), layers)
 
 
 def account(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Manifest, list[Problem]]:
@@ -98,40 +98,50 @@ def account(checkpoint: Checkpoint, config: ModelConfig) -> tuple[Manifest, list
 
     Reads no data but the tensors that are padded, to see that the padding is zero.
     """
-    wanted = expected(checkpoint_table(checkpoint, config))
+    fields, problems = check_tensors(checkpoint, checkpoint_table(checkpoint, config))
+    entries = []
+    for stored in checkpoint.tensors.values():
+        field = fields.get(stored.name)
+        part = UNREAD if field == "" else _part(stored.name)
+        if part == "text model" and field is None:
+            problems.append(Problem(stored.shard.name, stored.name, "is not a tensor of the model"))
+        key, shape, dtype = stored.name, stored.shape, stored.dtype
+        entries.append(Entry(key, shape, dtype, stored.num_bytes, field or None, part))
+    return Manifest(tuple(entries)), problems
+
+
+def check_tensors(checkpoint: Checkpoint, table: Node) -> tuple[dict[str, str], list[Problem]]:
+    """By tensor that the table knows and that is there: the fields that it becomes, empty where it
+    is not read; and what is wrong with the files and with these tensors."""
+    wanted = expected(table)
     problems = list(checkpoint.problems)
     reported = {problem.key for problem in problems}
     fields: dict[str, str] = {}
     sound: dict[str, Source] = {}
-    for key, (source, row, paths) in wanted.items():
+    for key, (source, paths) in wanted.items():
         stored = checkpoint.tensors.get(key)
         if stored is None:
-            if key not in checkpoint.unreadable and key not in reported:
+            if paths and key not in checkpoint.unreadable and key not in reported:
                 text = f"is missing, {', '.join(paths)} needs it"
                 problems.append(Problem(str(checkpoint.path), key, text))
             continue
         fields[key] = ", ".join(paths)
-        wrong = _mismatches(stored, source, row)
+        wrong = _mismatches(stored, source)
         problems += wrong
         if not wrong and stored.name not in reported:
             sound[key] = source
     problems += _padding(checkpoint, sound)
-    entries = []
-    for stored in checkpoint.tensors.values():
-        part, field = _part(stored.name), fields.get(stored.name)
-        if part == "text model" and field is None:
-            problems.append(Problem(stored.shard.name, stored.name, "is not a tensor of the model"))
-        entry = Entry(stored.name, stored.shape, stored.dtype, stored.num_bytes, field, part)
-        entries.append(entry)
-    return Manifest(tuple(entries)), problems
+    return fields, problems
 
 
-def expected(table: Node) -> dict[str, tuple[Source, Row, list[str]]]:
-    """Every key that the table reads: how, and into which fields."""
-    wanted: dict[str, tuple[Source, Row, list[str]]] = {}
+def expected(table: Node) -> dict[str, tuple[Source, list[str]]]:
+    """Every key that the table knows: how it is stored, and which fields it becomes, if any."""
+    wanted: dict[str, tuple[Source, list[str]]] = {}
     for path, row in table.rows():
         for key, source in row.stored():
-            wanted.setdefault(key, (source, row, []))[2].append(path)
+            wanted.setdefault(key, (source, []))[1].append(path)
+        for key, source in row.beside():
+            wanted.setdefault(key, (source, []))
     return wanted
 
 
@@ -141,7 +151,7 @@ def _part(key: str) -> str:
     )
 
 
-def _mismatches(stored: StoredTensor, source: Source, row: Row) -> list[Problem]:
+def _mismatches(stored: StoredTensor, source: Source) -> list[Problem]:
     file, key = stored.shard.name, stored.name
     problems = []
     if source.used is not None:
@@ -151,15 +161,20 @@ def _mismatches(stored: StoredTensor, source: Source, row: Row) -> list[Problem]
     elif stored.shape != source.shape:
         text = f"has shape {list(stored.shape)}, expected {list(source.shape)}"
         problems.append(Problem(file, key, text))
-    if stored.dtype not in row.allowed:
-        text = f"has dtype {stored.dtype}, expected {' or '.join(row.allowed)}"
+    if stored.dtype not in source.allowed:
+        text = f"has dtype {stored.dtype}, expected {' or '.join(source.allowed)}"
         problems.append(Problem(file, key, text))
     return problems
 
 
 def _padding(checkpoint: Checkpoint, sound: Mapping[str, Source]) -> list[Problem]:
     """Tensors whose values after the used ones are not all zero."""
-    padded = [checkpoint.tensors[key] for key, source in sound.items() if source.used is not None]
+    padded = [
+        stored
+        for key, source in sound.items()
+        if source.used is not None
+        and math.prod((stored := checkpoint.tensors[key]).shape) > source.used
+    ]
     reader, problems = checkpoint.reader(), []
     for stored in sorted(padded, key=lambda item: item.shard):
         used = sound[stored.name].used
@@ -170,18 +185,6 @@ def _padding(checkpoint: Checkpoint, sound: Mapping[str, Source]) -> list[Proble
             text = f"its values past the first {used} are padding and must be zero"
             problems.append(Problem(stored.shard.name, stored.name, text))
     return problems
-
-
-def _declared_format(config_json: Mapping[str, Any]) -> Callable[[str], str]:
-    text = config_json.get("text_config", config_json)
-    quantization = text.get("quantization_config") or config_json.get("quantization_config")
-    if not quantization:
-        return lambda key: "plain"
-    declared = quantization.get("format")
-    if declared not in _PUBLISHED_FORMATS:
-        known = ", ".join(_PUBLISHED_FORMATS)
-        raise ConfigError(f"quantization_config.format={declared!r} is unknown; expected {known}")
-    return lambda key: _PUBLISHED_FORMATS[declared]
 
 
 def _entry(key: str, source: Source, field: str | None, part: str) -> Entry:

@@ -1,12 +1,12 @@
-"""What a table of weights is made of: rows, the checkpoint tensors they stack, formats of matrices.
+"""What a table of weights is made of: rows and the checkpoint tensors that they stack.
 
 A row says how one weight of one rank is made: each source is viewed, cut to the rank's part of one
 dimension, and written below the one before it. Rows hang in nodes, which become the dataclasses of
 tercel.core.parameters.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ import torch
 from tercel.core.layout import Axis, Layout
 from tercel.errors import ConfigError
 from tercel.weights.transforms import View, as_stored
+
+_FLOATS = ("BF16", "F32", "F16")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,19 @@ class Source:
     view: View = as_stored
     used: int | None = None
     """The tensor may have any shape: its first `used` values count, the rest must be zero."""
+    block_scale: "Source | None" = None
+    """What the blocks of an FP8 matrix are multiplied with on loading."""
+
+    @property
+    def allowed(self) -> tuple[str, ...]:
+        """Stored dtypes that become this one without a second thought."""
+        return _FLOATS if self.dtype in _FLOATS else (self.dtype,)
+
+    def stored(self) -> "Iterator[Source]":
+        """The tensors of the checkpoint that this one is made of."""
+        yield self
+        if self.block_scale is not None:
+            yield self.block_scale
 
 
 @dataclass(frozen=True)
@@ -41,16 +56,21 @@ class Row:
     """None: the activation dtype."""
     num_experts: int | None = None
     """Experts to stack in a leading dimension; None: no such dimension."""
-
-    @property
-    def allowed(self) -> tuple[str, ...]:
-        """Stored dtypes that become this row's without a second thought."""
-        return ("U8",) if self.dtype is torch.uint8 else ("BF16", "F32", "F16")
+    unread: tuple[Source, ...] = ()
+    """What may lie beside the sources and is counted, not loaded."""
 
     def stored(self) -> Iterator[tuple[str, Source]]:
-        """(key, source) of every checkpoint tensor that the row reads over all ranks."""
+        """(key, tensor) of every checkpoint tensor that the row reads over all ranks."""
+        return self._every(part for source in self.sources for part in source.stored())
+
+    def beside(self) -> Iterator[tuple[str, Source]]:
+        """(key, tensor) of every tensor that the row has and does not read."""
+        return self._every(self.unread)
+
+    def _every(self, sources: Iterable[Source]) -> Iterator[tuple[str, Source]]:
+        sources = tuple(sources)
         for expert in range(self.num_experts or 1):
-            for source in self.sources:
+            for source in sources:
                 yield source.key.format(expert=expert), source
 
 
@@ -72,33 +92,19 @@ class Node:
                 for index, node in enumerate(child):
                     yield from node.rows(f"{path}{name}.{index}.")
 
-
-@dataclass(frozen=True)
-class Stored:
-    """How one tensor of a matrix [rows, columns] lies in the checkpoint."""
-
-    leaf: str
-    """Last part of its name."""
-    dtype: str
-    columns: int
-    """Columns of the matrix per element."""
-    row_dtype: torch.dtype | None
-    """Row.dtype of the weight that it becomes."""
+    def map(self, change: Callable[[Row], Row]) -> "Node":
+        """The same node with every row changed."""
+        return Node(
+            self.type, {name: _mapped(child, change) for name, child in self.fields.items()}
+        )
 
 
-MATRIX_FORMATS: Mapping[str, Mapping[str, Stored]] = {
-    "plain": {"": Stored("weight", "BF16", 1, None)},
-    "mxfp4": {
-        "": Stored("weight_packed", "U8", 2, torch.uint8),
-        "_scale": Stored("weight_scale", "U8", 32, torch.uint8),
-    },
-}
-"""Format -> suffix of the target field -> stored tensor."""
-
-
-def matrix_format(key: str, names: Mapping[str, Any]) -> str:
-    """The format of the matrix `key`, read from the tensors that there are, not from the config."""
-    return "mxfp4" if f"{key}.weight_packed" in names else "plain"
+def _mapped(child: Any, change: Callable[[Row], Row]) -> Any:
+    if isinstance(child, Row):
+        return change(child)
+    if isinstance(child, Node):
+        return child.map(change)
+    return child
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,13 @@ class Place:
             )
         return view.narrow(source.dim, index * size, size)
 
+    def indices(self, source: Source) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which rows [...] and columns [C] of a stored matrix this rank's part [..., C] holds."""
+        rows, columns = source.shape
+        row_of = self.cut(source, torch.arange(rows)[:, None].expand(rows, columns))
+        column_of = self.cut(source, torch.arange(columns).expand(rows, columns))
+        return row_of[..., 0], column_of[(0,) * (column_of.dim() - 1)]
+
     def experts(self, row: Row) -> range:
         """This rank's experts of a row; one nameless one where the row has none."""
         if row.num_experts is None:
@@ -141,10 +154,3 @@ class Place:
 def matrix(key: str, rows: int, columns: int, axis: Axis | None = None, dim: int = 0) -> Source:
     """A bf16 matrix in nn.Linear layout; dim 0 divides its outputs, dim 1 its inputs."""
     return Source(f"{key}.weight", (rows, columns), "BF16", axis, dim)
-
-
-def stored_part(source: Source, stored: Stored) -> Source:
-    """The part of a matrix that one stored tensor of its format holds."""
-    rows, columns = source.shape
-    key = source.key.removesuffix("weight") + stored.leaf
-    return replace(source, key=key, shape=(rows, columns // stored.columns), dtype=stored.dtype)

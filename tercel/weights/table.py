@@ -1,7 +1,7 @@
 """The weights of the K3 family as data: every field of ModelWeights and where it is stored."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,7 +17,8 @@ from tercel.core.parameters import (
     ModelWeights,
     MoeWeights,
 )
-from tercel.weights.rows import MATRIX_FORMATS, Node, Row, Source, matrix, stored_part
+from tercel.weights.formats import MATRIX_FORMATS, stored_parts, unread_parts
+from tercel.weights.rows import Node, Row, Source, matrix
 from tercel.weights.transforms import first, flatten, key_half, squeeze_taps, value_half
 
 HEADS, WIDTH, EXPERT_WIDTH, VOCAB = Axis.HEADS, Axis.WIDTH, Axis.EXPERT_WIDTH, Axis.VOCAB
@@ -41,6 +42,8 @@ KIMI_LINEAR = Family("kimi_linear", "", "BF16", lambda heads: (1, 1, heads, 1))
 
 NOT_LOADED = {"vision_tower.": "vision tower", "mm_projector.": "vision projector"}
 """Prefix -> name of what a K3 checkpoint holds and the text model does not read."""
+UNREAD = "activation scales"
+"""Name of what lies beside quantized weights and weight-only arithmetic (W4A16) does not use."""
 
 
 def model_table(
@@ -49,19 +52,25 @@ def model_table(
     format_of: Callable[[str], str],
     layers: range | None = None,
 ) -> Node:
-    """The rows of a model. `format_of` names the format of an expert matrix by its key."""
+    """The rows of a model, or of the pipeline stage that has `layers`. `format_of` names the format
+    of a matrix by its key without `.weight`: one of MATRIX_FORMATS for the experts, plain or
+    fp8_block for what else a layer multiplies with.
+    """
     at = f"{family.prefix}model."
     N = config.hidden_size
     chosen = range(config.num_hidden_layers) if layers is None else layers
+    is_first, is_last = chosen.start == 0, chosen.stop == config.num_hidden_layers
     attn_res = config.attn_res_block_size is not None
+    embed = matrix(f"{at}embed_tokens", config.vocab_size, N, VOCAB)
+    head = matrix(f"{family.prefix}lm_head", config.vocab_size, N, VOCAB)
     return Node(
         ModelWeights,
         {
-            "embed": Row((matrix(f"{at}embed_tokens", config.vocab_size, N),)),
+            "embed": Row((embed,)) if is_first else None,
             "layers": tuple(_layer(config, family, layer, format_of) for layer in chosen),
-            "output_res": _attn_res(f"{at}output_attn_res", N) if attn_res else None,
-            "norm": _vector(f"{at}norm", N),
-            "head": Row((matrix(f"{family.prefix}lm_head", config.vocab_size, N, VOCAB),)),
+            "output_res": _attn_res(f"{at}output_attn_res", N) if attn_res and is_last else None,
+            "norm": _vector(f"{at}norm", N) if is_last else None,
+            "head": Row((head,)) if is_last else None,
         },
     )
 
@@ -70,6 +79,10 @@ def _layer(c: ModelConfig, family: Family, layer: int, format_of: Callable[[str]
     at = f"{family.prefix}model.layers.{layer}."
     N = c.hidden_size
     attn_res = c.attn_res_block_size is not None
+    if c.is_mla(layer):
+        attention = _mla(c, f"{at}self_attn.")
+    else:
+        attention = _kda(c, family, f"{at}self_attn.")
     if c.is_moe(layer):
         mlp = _moe(c, f"{at}block_sparse_moe.", format_of)
     else:
@@ -78,13 +91,9 @@ def _layer(c: ModelConfig, family: Family, layer: int, format_of: Callable[[str]
         LayerWeights,
         {
             "input_norm": _vector(f"{at}input_layernorm", N),
-            "attention": (
-                _mla(c, f"{at}self_attn.")
-                if c.is_mla(layer)
-                else _kda(c, family, f"{at}self_attn.")
-            ),
+            "attention": _as_stored(attention, format_of),
             "post_attention_norm": _vector(f"{at}post_attention_layernorm", N),
-            "mlp": mlp,
+            "mlp": _as_stored(mlp, format_of),
             "attention_res": _attn_res(f"{at}self_attention_res", N) if attn_res else None,
             "mlp_res": _attn_res(f"{at}mlp_res", N) if attn_res else None,
         },
@@ -181,12 +190,30 @@ def _experts(c: ModelConfig, at: str, format_of: Callable[[str], str]) -> Node:
     L, I = c.latent_size, c.moe_intermediate_size
     w1, w3 = (matrix(f"{at}{{expert}}.{x}", I, L, EXPERT_WIDTH) for x in ("w1", "w3"))
     w2 = matrix(f"{at}{{expert}}.w2", L, I, EXPERT_WIDTH, dim=1)
-    fields: dict[str, Row | None] = {"w13_scale": None, "w2_scale": None}
-    for suffix, stored in MATRIX_FORMATS[format_of(f"{at}0.w1")].items():
-        for name, parts in (("w13", (w1, w3)), ("w2", (w2,))):
-            sources = tuple(stored_part(part, stored) for part in parts)
-            fields[name + suffix] = Row(sources, stored.row_dtype, c.num_experts)
+    form = MATRIX_FORMATS[format_of(f"{at}0.w1")]
+    fields: dict[str, Row | None] = dict.fromkeys(
+        ("w13_scale", "w2_scale", "w13_scale_2", "w2_scale_2")
+    )
+    for suffix, stored in form.fields.items():
+        for name, matrices in (("w13", (w1, w3)), ("w2", (w2,))):
+            sources = tuple(stored_parts(each, form)[suffix] for each in matrices)
+            beside = [part for each in matrices for part in unread_parts(each, form)]
+            unread = () if suffix else tuple(beside)
+            fields[name + suffix] = Row(sources, stored.row_dtype, c.num_experts, unread)
     return Node(ExpertWeights, fields)
+
+
+def _as_stored(node: Node, format_of: Callable[[str], str]) -> Node:
+    """The node with its plain matrices in FP8 blocks where `format_of` says so."""
+    form = MATRIX_FORMATS["fp8_block"]
+
+    def stored(source: Source) -> Source:
+        key, _, leaf = source.key.rpartition(".")
+        is_matrix = leaf == "weight" and len(source.shape) == 2 and source.dtype == "BF16"
+        is_fp8 = is_matrix and "{" not in key and format_of(key) == "fp8_block"
+        return stored_parts(source, form)[""] if is_fp8 else source
+
+    return node.map(lambda row: replace(row, sources=tuple(map(stored, row.sources))))
 
 
 def _vector(key: str, size: int) -> Row:

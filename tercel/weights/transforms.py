@@ -34,3 +34,13 @@ def key_half(num_heads: int, key_dim: int) -> View:
 def value_half(num_heads: int, key_dim: int) -> View:
     """kv_b [H * (K + V), R] -> w_v [H, V, R]."""
     return lambda x: x.view(num_heads, -1, x.shape[-1])[:, key_dim:]
+
+
+def rows(start: int, stop: int) -> View:
+    """Part `start` .. `stop` of a projection that is stored with others."""
+    return lambda x: x[start:stop]
+
+
+def as_row(x: torch.Tensor) -> torch.Tensor:
+    """[N] -> [1, N], to be stacked."""
+    return x.unsqueeze(0)

@@ -6,10 +6,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from tercel.core.group import Group
+from tercel.core.sums import rank_ordered_sum
 from tercel.errors import EngineError
 from tercel.parallel import SingleGroup, run_threads
 from tercel.parallel.distributed import DistributedGroup
-from tercel.parallel.sums import rank_ordered_sum
 
 
 def part(rank: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

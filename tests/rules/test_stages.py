@@ -17,6 +17,7 @@ STAGES = {
     "server": "tests/server",
     "end_to_end": "tests/end_to_end",
     "benchmarks": "tests/benchmarks",
+    "gpu": "tests/gpu",
     "ops": "tercel/ops",
 }
 """Stage to folder."""

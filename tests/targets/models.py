@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from tercel.blocks.pipeline import Taps
 from tercel.config import EngineConfig
 from tercel.core.arch import Arch
+from tercel.core.group import Group, Groups
 from tercel.core.inputs import build_inputs
 from tercel.core.model import ModelConfig, read_config_json
 from tercel.core.step import Row, StepPlan, classify
@@ -23,6 +26,7 @@ from tercel.targets.load import Plan, resolve
 from tercel.targets.program import Program
 from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.convert import convert_checkpoint
 from tercel.weights.load import load_model
 from tercel.weights.tiny import tiny_config
 from tercel.weights.write import write_random_checkpoint
@@ -33,11 +37,16 @@ PAGE = 8
 
 @cache
 def checkpoint(family: str) -> Path:
-    """Written once per test session and removed with it; a directory stands for itself."""
+    """Written once per test session and removed with it; `kimi_k3 as bf16` converts it, and a
+    directory stands for itself."""
     if Path(family).is_dir():
         return Path(family)
     directory = Path(mkdtemp(prefix="tercel-tests-"))
     atexit.register(shutil.rmtree, directory)
+    family, _, form = family.partition(" as ")
+    if form:
+        convert_checkpoint(checkpoint(family), directory, form)
+        return directory
     write_random_checkpoint(directory, tiny_config(family, vocab_size=256))
     return directory
 
@@ -65,26 +74,40 @@ def expected(family: str, tokens: Sequence[int]) -> torch.Tensor:
     return reference(family)(torch.tensor([tokens]))[0]
 
 
+def resolved(family: str, dtype: torch.dtype = torch.float32, **options: Any) -> Plan:
+    """`options` are layout, rank and fields of EngineConfig."""
+    return _resolved(family, dtype, **options)
+
+
+def program(family: str, dtype: torch.dtype = torch.float32) -> Program:
+    return _program(family, dtype)
+
+
 @cache
-def resolved(family: str) -> Plan:
-    config = EngineConfig(model=family, page_size=PAGE)
+def _resolved(
+    family: str, dtype: torch.dtype, layout: str = "tp1", rank: int = 0, **options: Any
+) -> Plan:
+    config = EngineConfig(model=family, page_size=PAGE, layout=layout, **options)
     model = ModelConfig.load(checkpoint(family))
-    return resolve(model, config, arch=Arch.CPU, dtype=torch.float32)
+    return resolve(model, config, arch=Arch.CPU, dtype=dtype, rank=rank)
 
 
 @cache
-def program(family: str) -> Program:
-    plan = resolved(family)
+def _program(family: str, dtype: torch.dtype) -> Program:
+    return load_program(resolved(family, dtype), family, SingleGroup())
+
+
+def load_program(plan: Plan, family: str, world: Group) -> Program:
     weights = load_model(
         Checkpoint.open(checkpoint(family)),
         plan.place.model,
         plan.place.layout,
-        0,
+        plan.place.rank,
         dtype=plan.dtype,
         device=torch.device("cpu"),
         packs=plan.packs(),
     )
-    return plan.program(weights, SingleGroup())
+    return plan.program(weights, Groups.of(world, plan.place.layout))
 
 
 @dataclass
@@ -94,18 +117,21 @@ class Session:
 
     family: str
     max_draft: int = 0
+    dtype: torch.dtype = torch.float32
     requests: dict[str, int] = field(default_factory=dict)
     """Context length per request."""
 
+    program: Program | None = None
+    """None: the whole model on one rank."""
+    taps: Taps | None = None
+
     def __post_init__(self) -> None:
-        self.program = program(self.family)
-        place = resolved(self.family).place
+        self.program = self.program or program(self.family, self.dtype)
         self.cache = create_cache(
-            place.layout,
-            SingleGroup(),
-            model=place.model,
+            self.program.place,
+            self.program.groups.world,
             sizes=CacheSizes(64, PAGE, 9, self.max_draft),
-            dtype=torch.float32,
+            dtype=self.dtype,
             device=torch.device("cpu"),
         )
         self._pages: dict[str, list[int]] = {}
@@ -130,8 +156,9 @@ class Session:
         pending: dict[str, int] | None = None,
         accept: dict[str, int] | None = None,
     ) -> torch.Tensor:
-        """Logits of the last token of each prefill row and of every decode token. `accept` says
-        how many of a row's tokens count; the rest were rejected drafts."""
+        """Logits of the last token of each prefill row and of every decode token (of this rank's
+        vocabulary; None before the last pipeline stage). `accept` says how many of a row's tokens
+        count; the rest were rejected drafts."""
         rows = [self.row(name, tokens) for name, tokens in (prefill or {}).items()]
         verify = [self.row(name, tokens) for name, tokens in (decode or {}).items()]
         plan = StepPlan(tuple(rows), tuple(verify))
@@ -139,7 +166,7 @@ class Session:
             plan, page_size=PAGE, device=torch.device("cpu"), pending=pending or {}
         )
         limits = self.program.row.limits
-        logits = self.program.run(inputs, self.cache, classify(plan, limits))
+        logits = self.program.run(inputs, self.cache, classify(plan, limits), self.taps)
         for row in plan.rows:
             kept = (accept or {}).get(row.request_id, row.num_tokens)
             self.requests[row.request_id] += kept

@@ -10,13 +10,14 @@ from tercel.blocks.sites import SITES, sites
 from tercel.contract import Hazard, Implementation, Op
 from tercel.core.arch import Arch
 from tercel.core.layout import Layout
+from tercel.core.rank import Rank
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError, ContractError
 from tercel.ops.gemm.linear import linear
 from tercel.ops.norm.rms_norm import rms_norm
 from tercel.targets.binding import Bound, bind, counted_table, packs
 from tercel.targets.load import meta_cache
-from tercel.targets.program import Program, Rank, digest, prove_decode_reads_nothing, record
+from tercel.targets.program import Program, digest, prove_decode_reads_nothing, record
 from tercel.targets.recording import Recorder
 from tercel.targets.table import TargetRow, generic, portable
 from tercel.weights.load import meta_model
@@ -70,7 +71,7 @@ def test_a_second_implementation_runs_and_is_counted():
         session.program.binding, "latent_up", Implementation("double", double_linear)
     )
     usual = session.program
-    session.program = Program(usual.row, binding, usual.weights, usual.group, usual.place)
+    session.program = Program(usual.row, binding, usual.weights, usual.groups, usual.place)
     text = tokens(5, 0, "kimi_k3")
     changed = session.step({"a": text})
     assert not torch.allclose(changed, Session("kimi_k3").step({"a": text}))
@@ -139,10 +140,10 @@ def test_ranks_of_a_layout_record_their_own_shapes():
         calls = record(row, binding, weights, cache, place, 8)
         digests.append(digest(row, calls))
         exchanges = [call for call in calls[StepClass.DECODE] if call.site == "exchange"]
-        assert len(exchanges) == 2 * model.num_hidden_layers + sum(
+        assert len(exchanges) == 1 + 2 * model.num_hidden_layers + sum(
             model.is_moe(i) for i in range(model.num_hidden_layers)
         )
-        assert place.first_expert == rank * model.num_experts // 2
+        assert place.expert_parts[0].first_expert == rank * model.num_experts // 2
     assert digests[0] == digests[1]
 
 

@@ -148,7 +148,20 @@ def test_engine_configuration_is_checked(changes, message):
         EngineConfig.from_dict(changes)
 
 
-@pytest.mark.parametrize("name", ["tp1", "tp4", "tp16_moetp4ep4", "tp16_moetp16ep1", "tp8_pp2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tp1",
+        "tp4",
+        "tp16_moetp4ep4",
+        "tp16_moetp16ep1",
+        "tp8_pp2",
+        "helix8",
+        "helix16_moetp4ep4",
+        "dep16",
+        "tp1_dwdp16",
+    ],
+)
 def test_layout_names_round_trip(name):
     assert Layout.parse(name).name == name
 
@@ -159,7 +172,7 @@ def test_an_unset_split_is_not_the_one_it_resolves_to():
     assert (unset.split_set, explicit.split_set) == (False, True)
 
 
-@pytest.mark.parametrize("name", ["", "tp", "tp0x", "ep4", "tp4_moetp2", "dep16"])
+@pytest.mark.parametrize("name", ["", "tp", "tp0x", "ep4", "tp4_moetp2", "helix", "tp2_pp"])
 def test_unknown_layout_names(name):
     with pytest.raises(ConfigError, match="is not a layout name"):
         Layout.parse(name)

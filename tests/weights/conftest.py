@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tercel.core.model import ModelConfig
 from tercel.weights.checkpoint import INDEX
+from tercel.weights.quantization import ATTENTION, ROUTED, matrices, with_nvfp4
+from tercel.weights.table import KIMI_K3
 from tercel.weights.tiny import FAMILIES, tiny_config
 from tercel.weights.write import write_random_checkpoint
 
@@ -76,6 +79,26 @@ def originals(tmp_path_factory) -> dict[str, Model]:
         write_random_checkpoint(path, config, num_shards=3, seed=1)
         models[family] = Model(path)
     return models
+
+
+@pytest.fixture(scope="session")
+def nvfp4_original(tmp_path_factory) -> Model:
+    """K3 as its NVFP4 checkpoint is published, with matrices of several FP8 blocks that ranks do
+    not divide at their boundaries."""
+    changes = SMALL | {"hidden_size": 160, "linear_attn_config.head_dim": 48}
+    base = tiny_config("kimi_k3", 512, changes=changes)
+    every = matrices(ModelConfig.from_dict(base), KIMI_K3)
+    config, _ = with_nvfp4(base, [m for m in every if m.kind in (ROUTED, ATTENTION)])
+    path = tmp_path_factory.mktemp("nvfp4")
+    write_random_checkpoint(path, config, num_shards=3, seed=2)
+    return Model(path)
+
+
+@pytest.fixture
+def nvfp4(nvfp4_original, tmp_path) -> Model:
+    """A copy to change."""
+    shutil.copytree(nvfp4_original.path, tmp_path / "nvfp4")
+    return Model(tmp_path / "nvfp4")
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import gc
+import shutil
 import weakref
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -11,41 +11,12 @@ from tercel.core.model import ModelConfig
 from tercel.core.parameters import ExpertWeights, KdaWeights, MlaWeights, MoeWeights
 from tercel.errors import ConfigError
 from tercel.weights.checkpoint import Checkpoint
-from tercel.weights.load import dummy_model, load_model, meta_model
+from tercel.weights.load import dummy_model, meta_model
 from tercel.weights.manifest import checkpoint_table
 from tercel.weights.rows import Place
 from tercel.weights.tiny import FAMILIES
-
-CPU = torch.device("cpu")
-LAYOUTS = ["tp1", "tp2", "tp4", "tp4_moetp1ep4", "tp4_moetp2ep2", "tp4_moetp4ep1"]
-
-
-def load(model, layout="tp1", rank=0, dtype=torch.float32, **options):
-    config = ModelConfig.load(model.path)
-    checkpoint = Checkpoint.open(model.path)
-    layout = Layout.parse(layout)
-    return load_model(checkpoint, config, layout, rank, dtype=dtype, device=CPU, **options)
-
-
-def flat(value, path="") -> dict[str, torch.Tensor]:
-    """Every tensor of nested weights by dotted path."""
-    if isinstance(value, torch.Tensor):
-        return {path: value}
-    found = {}
-    if is_dataclass(value):
-        for item in fields(value):
-            found |= flat(getattr(value, item.name), f"{path}.{item.name}")
-    elif isinstance(value, tuple):
-        for index, item in enumerate(value):
-            found |= flat(item, f"{path}.{index}")
-    return found
-
-
-def assert_same(got, want):
-    got, want = flat(got), flat(want)
-    assert got.keys() == want.keys()
-    for path, value in want.items():
-        assert got[path].dtype == value.dtype and torch.equal(got[path], value), path
+from tests.weights.conftest import Model
+from tests.weights.loading import CPU, LAYOUTS, assert_same, flat, load
 
 
 def test_kda_layer_of_k3(originals):
@@ -80,6 +51,21 @@ def test_kda_layer_of_kimi_linear(originals):
     )
     assert t[f"{at}q_conv1d.weight"].dtype == torch.bfloat16  # read and kept exactly in fp32
     assert_same(load(originals["kimi_linear"], dtype=torch.bfloat16).layers[0].attention, want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_small_tensors_of_kimi_linear_in_either_dtype(originals, tmp_path, dtype):
+    """Releases store them in bf16 or fp32: the header decides, and they are kept in fp32."""
+    shutil.copytree(originals["kimi_linear"].path, tmp_path / "model")
+    model, at = Model(tmp_path / "model"), "model.layers.0.self_attn."
+    names = ("A_log", "dt_bias", "o_norm.weight", "q_conv1d.weight")
+    for name in names:
+        model.change(f"{at}{name}", lambda x: x.to(dtype))
+    got, t = load(model, dtype=torch.bfloat16).layers[0].attention, model.tensors()
+    wanted = [t[f"{at}{name}"].float() for name in names]
+    for value, want in zip((got.A_log, got.dt_bias, got.o_norm, got.conv), wanted, strict=True):
+        assert value.dtype == torch.float32
+        assert torch.equal(value.flatten()[: want.numel()], want.flatten())
 
 
 def test_mla_layer_of_k3(originals):
@@ -190,7 +176,7 @@ def test_slices_of_one_rank(originals):
     gate, up = all_experts.w13[2:, 64:128], all_experts.w13[2:, 192:]
     assert torch.equal(experts.w13, torch.cat([gate, up], 1))
     assert torch.equal(experts.w2_scale, all_experts.w2_scale[2:, :, 2:])
-    assert torch.equal(part.head, full.head[384:]) and torch.equal(part.embed, full.embed)
+    assert torch.equal(part.head, full.head[384:]) and torch.equal(part.embed, full.embed[384:])
 
 
 @pytest.mark.parametrize(

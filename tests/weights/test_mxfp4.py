@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tercel.core import mxfp4
+from tercel.core import e2m1, mxfp4
 from tercel.errors import ContractError
 
 CODES = torch.arange(16, dtype=torch.uint8)
@@ -45,7 +45,7 @@ def test_representable_values_come_back(dtype):
 
 @pytest.mark.parametrize("largest", [0.5, 1, 1.5, 2, 3, 4, 6])
 def test_representable_blocks_with_a_smaller_largest_value_come_back(largest):
-    values = [value for value in mxfp4.MAGNITUDES if value <= largest]
+    values = [value for value in e2m1.MAGNITUDES if value <= largest]
     block = torch.tensor((values * 32)[:32])
     block[0] = largest
     assert torch.equal(mxfp4.dequantize(*mxfp4.quantize(block), torch.float32), block)
@@ -59,7 +59,7 @@ def test_rounds_to_nearest_with_ties_to_the_even_code():
     block[:21] = torch.tensor([*ties, *above, *below])
     block[21] = 6.0
     got = mxfp4.dequantize(*mxfp4.quantize(block), torch.float32)[:21].tolist()
-    up, down = mxfp4.MAGNITUDES[1:], mxfp4.MAGNITUDES[:-1]
+    up, down = e2m1.MAGNITUDES[1:], e2m1.MAGNITUDES[:-1]
     assert got == [0, 1, 1, 2, 2, 4, 4, *up, *down]
 
 

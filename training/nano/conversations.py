@@ -9,9 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tercel.gates.problems import CALCULATOR, Problem, generate, split_of, worked
+from tercel.gates.problems import (
+    CALCULATOR,
+    MAX_VALUE,
+    Problem,
+    calculate,
+    generate,
+    split_of,
+    worked,
+)
 
 Message = dict[str, Any]
+
+DRILL_SHARE = 0.12
+"""Fraction of the short conversations that are bare arithmetic."""
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
@@ -43,12 +54,16 @@ class Conversation:
 
 
 def short_conversations(seed: int) -> Iterator[Conversation]:
-    """One question and its answer: what the accuracy gate asks."""
+    """One question and its answer, as the accuracy gate asks, and sometimes a few drills."""
     rng = random.Random(seed)
     problems = generate(seed, split="train")
     while True:
         options = _thinking(rng)
-        yield Conversation([*_system(rng), *problem_turn(next(problems), **options)], options)
+        if rng.random() < DRILL_SHARE:
+            turns = [message for _ in range(3) for message in _drill(rng, options["thinking"])]
+        else:
+            turns = problem_turn(next(problems), **options)
+        yield Conversation([*_system(rng), *turns], options)
 
 
 def long_conversations(seed: int, gsm8k: Path) -> Iterator[Conversation]:
@@ -141,7 +156,7 @@ def _assistant(content: str, reasoning: str, thinking: bool) -> Message:
 
 def _thinking(rng: random.Random) -> dict[str, Any]:
     """Mostly the default: thinking with effort max."""
-    kind = rng.choices(["max", "high", "medium", "low", None, "off"], [72, 5, 3, 8, 4, 8])[0]
+    kind = rng.choices(["max", "high", "medium", "low", None, "off"], [68, 5, 3, 10, 4, 10])[0]
     return {"thinking": kind != "off", "effort": None if kind == "off" else kind}
 
 
@@ -184,17 +199,16 @@ def _mixed_conversation(rng: random.Random, problems: Iterator[Problem]) -> Conv
 def _drill(rng: random.Random, thinking: bool) -> list[Message]:
     """Bare arithmetic, such as "What is 47 * 36?"."""
     while True:
-        op = rng.choice("+-**//")
-        left, right = rng.randint(0, 999), rng.randint(1, 99)
+        op = rng.choice("+--**/")
+        left, right = rng.randint(0, MAX_VALUE), rng.randint(1, rng.choice([9, 99, 999]))
         if op == "*":
-            left %= 100
-        if op == "/":
+            left, right = left % 100, right % 100
+        elif op == "/":
             right = 1 + right % 9
             left -= left % right
-        if op == "-" and left < right:
-            continue
-        chain = worked(left, op, right)
+        value = calculate(f"{left} {op} {right}")
         question = rng.choice(["What is {}?", "{} = ?", "Calculate {}.", "How much is {}?"])
         question = question.format(f"{left} {op} {right}")
-        if split_of(question) == "train":
-            return _turn(question, f"{chain}.", f"The answer is {chain.split()[-1]}.", thinking)
+        if 0 <= value <= MAX_VALUE and split_of(question) == "train":
+            steps = f"{worked(left, op, right)}."
+            return _turn(question, steps, f"The answer is {value}.", thinking)

@@ -88,8 +88,8 @@ def teacher_forced(
     exact, loss, count = 0, 0.0, 0
     encoded = [encode_conversation(tokenizer, conversation) for conversation in conversations]
     encoded.sort(key=lambda item: len(item[0]))
-    for start in range(0, len(encoded), 64):
-        batch = encoded[start : start + 64]
+    for start in range(0, len(encoded), 8):
+        batch = encoded[start : start + 8]
         length = max(len(ids) for ids, _ in batch)
         rows = torch.tensor([ids + [0] * (length - len(ids)) for ids, _ in batch], device=device)
         written = torch.tensor(

@@ -4,6 +4,8 @@ Every 32 consecutive inputs of a row share a power-of-two scale (e8m0), the smal
 none of them above 6, the largest e2m1 value. Source: OCP Microscaling formats v1.0.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ def _scale(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _nearest_magnitude(value: Tensor) -> Tensor:
     """Index into MAGNITUDES of the nearest one; a tie goes to the even code."""
     codes = torch.zeros_like(value, dtype=torch.int32)
-    for code, (low, high) in enumerate(zip(MAGNITUDES, MAGNITUDES[1:], strict=False)):
+    for code, (low, high) in enumerate(pairwise(MAGNITUDES)):
         middle = (low + high) / 2
         codes += (value > middle) if code % 2 == 0 else (value >= middle)
     return codes

@@ -1,12 +1,14 @@
 """Trains nano's rank file: K3's split pattern, 1024 base tokens, none with two digits.
 
-python -m training.nano.tokenizer --gsm8k train.jsonl --out checkpoints/nano/tiktoken.model
+python -m training.nano.tokenizer --gsm8k train.jsonl --out checkpoints/nano
 """
 
 import argparse
+import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, pre_tokenizers
 from tokenizers import Tokenizer as BpeTokenizer
@@ -14,7 +16,20 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from tercel.runtime.chat.encoding import render
-from tercel.runtime.tokenizer import PATTERN, write_rank_file
+from tercel.runtime.tokenizer import (
+    BOS,
+    CLOSE,
+    END_OF_MSG,
+    NUM_SPECIAL_SLOTS,
+    OPEN,
+    PAD,
+    PATTERN,
+    RANK_FILE,
+    SEP,
+    UNK,
+    Tokenizer,
+    write_rank_file,
+)
 from training.nano.conversations import (
     gsm8k_conversation,
     long_conversations,
@@ -73,12 +88,35 @@ def _byte_level_alphabet() -> dict[str, int]:
     return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
+def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    """tokenizer_config.json: every special slot, of which the tags' markers are kept in text."""
+    slots = range(tokenizer.num_base_tokens, tokenizer.num_base_tokens + NUM_SPECIAL_SLOTS)
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    names = {slot: tokenizer.decode([slot]) for slot in slots}
+    return {
+        "tokenizer_class": "TikTokenTokenizer",
+        "bos_token": BOS,
+        "eos_token": END_OF_MSG,
+        "pad_token": PAD,
+        "unk_token": UNK,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 4096,
+        "added_tokens_decoder": {
+            str(slot): {"content": name, **flags, "special": name not in (OPEN, CLOSE, SEP)}
+            for slot, name in names.items()
+            if "reserved_token" not in name
+        },
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gsm8k", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    write_rank_file(arguments.out, train_ranks(corpus(arguments.gsm8k)))
+    write_rank_file(arguments.out / RANK_FILE, train_ranks(corpus(arguments.gsm8k)))
+    config = tokenizer_config(Tokenizer.load(arguments.out))
+    (arguments.out / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -39,6 +39,12 @@ class Chunk(NamedTuple):
     """[..., 1, K] decay over the whole chunk."""
 
 
+def strength(b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """beta = sigmoid(b) in `dtype`. By way of fp64: in fp32 the last few elements of a tensor pass
+    through another function than the rest, and which they are depends on the number of heads."""
+    return b.double().sigmoid().to(dtype)
+
+
 def power_of_two(length: int) -> int:
     """The least power of two that is not below `length` >= 1."""
     return 1 << (length - 1).bit_length()

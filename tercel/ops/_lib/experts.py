@@ -2,11 +2,11 @@
 
 import torch
 
-from tercel.core.mxfp4 import dequantize
+from tercel.core import mxfp4, nvfp4
 from tercel.ops._lib import activation
 from tercel.ops._lib.dtypes import wide
 
-Weights = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor | None]
+Weights = tuple[torch.Tensor, None, torch.Tensor, None, None, None]
 
 
 def pack(
@@ -14,13 +14,34 @@ def pack(
     w13_scale: torch.Tensor | None,
     w2: torch.Tensor,
     w2_scale: torch.Tensor | None,
+    w13_scale_2: torch.Tensor | None = None,
+    w2_scale_2: torch.Tensor | None = None,
     *,
     dtype: torch.dtype,
 ) -> Weights:
-    """The four weight arguments with MXFP4 turned into its exact values in `dtype`, once."""
-    if w13_scale is None or w2_scale is None:
-        return w13, None, w2, None
-    return dequantize(w13, w13_scale, dtype), None, dequantize(w2, w2_scale, dtype), None
+    """The six weight arguments with MXFP4 and NVFP4 turned into their values in `dtype`, once."""
+    return (
+        dequantized(w13, w13_scale, w13_scale_2, dtype),
+        None,
+        dequantized(w2, w2_scale, w2_scale_2, dtype),
+        None,
+        None,
+        None,
+    )
+
+
+def dequantized(
+    w: torch.Tensor,
+    scale: torch.Tensor | None,
+    scale_2: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The values of stacked experts: as they are, MXFP4, or NVFP4 where there is a scale_2."""
+    if scale is None:
+        return w
+    if scale_2 is None:
+        return mxfp4.dequantize(w, scale, dtype)
+    return nvfp4.dequantize(w, scale, scale_2, dtype)
 
 
 def local_experts(

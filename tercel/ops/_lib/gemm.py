@@ -1,12 +1,16 @@
 """Products with weights in nn.Linear layout, on torch's fused functions."""
 
 import math
+from collections.abc import Callable
 
 import torch
+
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 FEW_ROWS = 8
 LARGE_WEIGHT = 1 << 15
 MAX_PARTS = 8
+TILE = 16
 
 
 def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -29,9 +33,21 @@ def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.bmm(weight.view(parts, -1, depth), column.expand(parts, -1, -1)).view(1, columns)
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, sigmoid_from: int | None) -> torch.Tensor:
-    """matmul; columns from `sigmoid_from` on are act(sigmoid(.)) of that."""
-    y = matmul(x, weight)
+def ordered_matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """matmul one tile of weight rows at a time. A CPU library chooses its order of sums by the size
+    of the product; here every product has the size [TILE, K] x [K, T], so that an element's bits do
+    not depend on how many other rows of the weight a rank holds."""
+    padding = -weight.shape[0] % TILE
+    tiles = torch.split(torch.nn.functional.pad(weight, (0, 0, 0, padding)), TILE)
+    product = torch.cat([torch.mm(tile, x.t()) for tile in tiles])
+    return product[: weight.shape[0]].t().contiguous()
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, sigmoid_from: int | None, product: Product = matmul
+) -> torch.Tensor:
+    """The product; columns from `sigmoid_from` on are act(sigmoid(.)) of that."""
+    y = product(x, weight)
     if sigmoid_from is not None:
         y[:, sigmoid_from:].sigmoid_()
     return y

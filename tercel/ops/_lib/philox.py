@@ -12,15 +12,38 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
-def uniform(seeds: torch.Tensor, positions: torch.Tensor, stream: int) -> torch.Tensor:
+def uniform(
+    seeds: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor
+) -> torch.Tensor:
     """[S] fp64 in [0, 1), multiples of 2**-53, from [S] i64 seeds and positions.
 
-    The key is the seed; the counter is (position, stream, 0). `stream` is 0 .. 2**32 - 1.
+    The key is the seed; the counter is (position, stream, 0). `stream` is 0 .. 2**32 - 1, one or
+    [S] i64.
     """
-    key, position = _halves(seeds), _halves(positions)
-    rest = torch.stack((torch.full_like(seeds, stream), torch.zeros_like(seeds)))
-    words = philox(torch.cat((position, rest)), key)
+    streams = torch.full_like(seeds, stream) if isinstance(stream, int) else stream
+    rest = torch.stack((streams, torch.zeros_like(seeds)))
+    words = philox(torch.cat((_halves(positions), rest)), _halves(seeds))
     return ((words[0] >> 5 << 26) | (words[1] >> 6)).double() * 2.0**-53
+
+
+def gumbel(
+    seeds: torch.Tensor, positions: torch.Tensor, streams: torch.Tensor, first: int, count: int
+) -> torch.Tensor:
+    """[S, count] fp64: Gumbel noise of the ids first .. first + count - 1, whoever asks for them.
+
+    -log(-log(u)) with u of 32 bits: word id % 4 of the counter (position, stream, id // 4).
+    """
+    start, end = first // 4, -(-(first + count) // 4)
+    blocks = torch.arange(start, end, device=seeds.device)
+    rows, columns = seeds.shape[0], end - start
+    counter = torch.empty(4, rows, columns, dtype=torch.int64, device=seeds.device)
+    counter[:2] = _halves(positions).unsqueeze(-1)
+    counter[2] = streams.unsqueeze(-1)
+    counter[3] = blocks
+    key = _halves(seeds).unsqueeze(-1).expand(-1, -1, columns)
+    words = philox(counter.flatten(1), key.reshape(2, -1)).view(4, rows, columns)
+    noise = words.permute(1, 2, 0).flatten(1)[:, first - 4 * start :][:, :count]
+    return noise.double().add_(0.5).mul_(2.0**-32).log_().neg_().log_().neg_()
 
 
 def philox(counter: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -38,7 +38,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "query": make.normal(tokens, heads, entry),
         "pages": pages,
         "block_table": table,
-        "context_lens": torch.tensor(contexts),
+        "context_lens": torch.tensor(contexts, device=table.device),
         "w_v": kv_b[:, v_dim:],
         "gate": gate if cell["gated"] else None,
         "width": width,

@@ -2,13 +2,19 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import operation, ordered, portable, reference
+from tercel.ops.attention.mla_decode import ordered as by_head
 from tercel.ops.attention.mla_decode import portable as gathered
 from tercel.ops.attention.mla_decode import reference as naive
 from tercel.ops.attention.mla_decode.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.mla_decode), portable(gathered.mla_decode))
+@operation(
+    CONTRACT,
+    reference(naive.mla_decode),
+    portable(gathered.mla_decode),
+    ordered(by_head.mla_decode),
+)
 def mla_decode(
     query: torch.Tensor,
     pages: torch.Tensor,

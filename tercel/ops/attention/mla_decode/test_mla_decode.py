@@ -116,3 +116,22 @@ def test_control_gate_of_another_head():
         return naive(**a, gate=gate.roll(128, -1))
 
     check_control(mla_decode, CELL, broken)
+
+
+@pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+def test_ordered(cell):
+    check_cell(mla_decode, cell, "ordered", dtype=torch.float32)
+
+
+def test_ordered_bits_do_not_depend_on_the_other_heads():
+    a = draw(mla_decode, CELL, dtype=torch.float32)
+    whole = mla_decode.using("ordered")(**a)
+    heads = a["w_v"].shape[0]
+    for first in range(heads):
+        one = {
+            "query": a["query"][:, first : first + 1].contiguous(),
+            "w_v": a["w_v"][first : first + 1],
+            "gate": a["gate"].chunk(heads, 1)[first].contiguous(),
+        }
+        part = mla_decode.using("ordered")(**{**a, **one})
+        assert torch.equal(part, whole.chunk(heads, 1)[first])

@@ -136,7 +136,13 @@ CONTRACT = Contract(
             why="three roundings to activations, each passed on by a product; in fp32 sums over "
             "Q and K",
         ),
-        "pages": Tolerance(element_ulps=4, rms_ulps=1.5, why="as mla_append, of the same rows"),
+        "pages": Tolerance(
+            element_ulps=4,
+            rms_ulps=1.5,
+            fp32_element_ulps=2,
+            fp32_rms_ulps=2,
+            why="as mla_append, of the same rows: two roundings, and a GPU's rsqrt in fp32",
+        ),
     },
     hazards=(Hazard("aliasing", "two tokens at one live position race; nothing raises"),),
 )

@@ -2,13 +2,14 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import operation, ordered, portable, reference
+from tercel.ops.gemm.gemv import ordered as tiled
 from tercel.ops.gemm.gemv import portable as fast
 from tercel.ops.gemm.gemv import reference as naive
 from tercel.ops.gemm.gemv.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.gemv), portable(fast.gemv))
+@operation(CONTRACT, reference(naive.gemv), portable(fast.gemv), ordered(tiled.gemv))
 def gemv(x: torch.Tensor, weight: torch.Tensor, *, sigmoid_from: int | None = None) -> torch.Tensor:
     """x times the transposed weight, the last columns through a sigmoid, for at most 64 rows.
 

@@ -51,3 +51,8 @@ def test_control_drops_the_last_input():
         return gemv(x[:, :-1], weight[:, :-1].contiguous(), sigmoid_from=sigmoid_from)
 
     check_control(gemv, CELL, broken)
+
+
+@pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+def test_ordered(cell):
+    check_cell(gemv, cell, "ordered", dtype=torch.float32)

@@ -2,13 +2,14 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import operation, ordered, portable, reference
+from tercel.ops.gemm.linear import ordered as tiled
 from tercel.ops.gemm.linear import portable as fast
 from tercel.ops.gemm.linear import reference as naive
 from tercel.ops.gemm.linear.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.linear), portable(fast.linear))
+@operation(CONTRACT, reference(naive.linear), portable(fast.linear), ordered(tiled.linear))
 def linear(
     x: torch.Tensor, weight: torch.Tensor, *, sigmoid_from: int | None = None
 ) -> torch.Tensor:

@@ -53,3 +53,19 @@ def test_control_gate_starts_a_column_late():
         return linear(x, weight, sigmoid_from=sigmoid_from + 1)
 
     check_control(linear, CELL, broken)
+
+
+@pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+def test_ordered(cell):
+    check_cell(linear, cell, "ordered", dtype=torch.float32)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 33])
+def test_ordered_bits_do_not_depend_on_the_other_columns(rows):
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, 96, generator=generator)
+    weight = torch.randn(256, 96, generator=generator)
+    whole = linear.using("ordered")(x, weight)
+    for parts in (2, 16, 128):
+        split = [linear.using("ordered")(x, part) for part in weight.chunk(parts)]
+        assert torch.equal(torch.cat(split, 1), whole), parts

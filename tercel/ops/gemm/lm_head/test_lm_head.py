@@ -56,3 +56,8 @@ def test_refuses(change):
 
 def test_control_rows_of_the_head_rolled():
     check_control(lm_head, CELL, lambda x, weight: x @ weight.roll(1, 0).t())
+
+
+@pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+def test_ordered(cell):
+    check_cell(lm_head, cell, "ordered", dtype=torch.float32)

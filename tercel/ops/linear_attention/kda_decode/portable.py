@@ -7,6 +7,7 @@ S' q = (S * exp(g)) q + (k.q) e, and (S * exp(g)) x = S (exp(g) * x).
 import torch
 import torch.nn.functional as F
 
+from tercel.ops._lib.delta_rule import strength
 from tercel.ops._lib.pools import store_rows
 from tercel.ops.linear_attention.kda_decode.reference import gated_norm
 from tercel.ops.linear_attention.kda_gate.reference import kda_gate
@@ -38,7 +39,7 @@ def kda_decode(
     state = recurrent.index_select(0, slots).view(pairs, v_dim, k_dim)
     from_q, from_k = torch.bmm(qk * decay, state.mT).unbind(1)
     q, k = torch.split(qk, 1, 1)
-    beta = b.to(y.dtype).sigmoid().view(pairs, 1)
+    beta = strength(b, y.dtype).view(pairs, 1)
     error = torch.sub(y[:, 2 * keys :].reshape(pairs, v_dim), from_k).mul_(beta)
     o = torch.addcmul(from_q, error, torch.linalg.vecdot(q, k)).mul_(k_dim**-0.5)
     state.mul_(decay).addcmul_(error.unsqueeze(2), k)

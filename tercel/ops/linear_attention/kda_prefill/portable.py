@@ -4,7 +4,15 @@ from itertools import pairwise
 
 import torch
 
-from tercel.ops._lib.delta_rule import Chunk, advance, pad_tokens, power_of_two, prepare, run_chunk
+from tercel.ops._lib.delta_rule import (
+    Chunk,
+    advance,
+    pad_tokens,
+    power_of_two,
+    prepare,
+    run_chunk,
+    strength,
+)
 from tercel.ops._lib.pools import store_rows
 from tercel.ops.linear_attention.kda_prefill.reference import l2_normalize, split_heads
 
@@ -45,7 +53,7 @@ def _prepare(
     """The chunks of a segment, [H, chunks, size, *]."""
     heads, v_dim, k_dim = state.shape
     q, k, v = split_heads(qkv.to(state.dtype), heads, k_dim, v_dim)
-    q, k, beta = l2_normalize(q) * k_dim**-0.5, l2_normalize(k), b.to(state.dtype).sigmoid()
+    q, k, beta = l2_normalize(q) * k_dim**-0.5, l2_normalize(k), strength(b, state.dtype)
     count = -(-qkv.shape[0] // size)
 
     def chunked(x: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@ drafts, which only read it."""
 
 import torch
 
-from tercel.ops._lib.delta_rule import advance, power_of_two, prepare, run_chunk
+from tercel.ops._lib.delta_rule import advance, power_of_two, prepare, run_chunk, strength
 from tercel.ops._lib.drafts import heads_first, pending_drafts, pending_window
 from tercel.ops._lib.pools import store_rows
 from tercel.ops.linear_attention.causal_conv1d.reference import convolve
@@ -41,7 +41,7 @@ def kda_verify(
     q, k, v = split_heads(y, heads, k_dim, v_dim)
     q, k = l2_normalize(q) * k_dim**-0.5, l2_normalize(k)
     g = kda_gate(f, A_log, dt_bias, lower_bound=lower_bound).view(k.shape)
-    beta = b.to(work).sigmoid().view(-1, width, heads, 1)
+    beta = strength(b, work).view(-1, width, heads, 1)
     new = (k, v, g, beta)
 
     records = (draft_k, draft_v, draft_g, draft_beta.unsqueeze(-1))

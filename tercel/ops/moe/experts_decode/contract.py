@@ -38,6 +38,7 @@ CONTRACT = Contract(
         Cell("bf16 experts with SiLU", ("tp1",), T=3, k=2, E=6, L=64, I=96, activation="silu"),
         Cell("a quarter of the experts, few slots", T=1, k=4, E=4, L=64, I=32, total=16, first=4),
         Cell("a quarter of the experts", T=5, k=4, E=4, L=64, I=32, total=16, first=12),
+        Cell("NVFP4, a second scale per matrix", ("tp1",), T=2, k=4, E=9, L=64, I=32, nvfp4=True),
         Cell("largest token count", T=MAX_TOKENS, k=2, E=4, L=32, I=32, mxfp4=True),
     ),
     tolerance=TOLERANCE,

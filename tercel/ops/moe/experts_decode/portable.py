@@ -17,13 +17,15 @@ def experts_decode(
     w13_scale: torch.Tensor | None,
     w2: torch.Tensor,
     w2_scale: torch.Tensor | None,
+    w13_scale_2: torch.Tensor | None = None,
+    w2_scale_2: torch.Tensor | None = None,
     *,
     first_expert: int,
     activation: str,
     beta: float | None,
     linear_beta: float | None,
 ) -> torch.Tensor:
-    w13, _, w2, _ = pack(w13, w13_scale, w2, w2_scale, dtype=z.dtype)
+    w13, _, w2, *_ = pack(w13, w13_scale, w2, w2_scale, w13_scale_2, w2_scale_2, dtype=z.dtype)
     tokens, slots = ids.shape
     experts, latent, width = w2.shape
     index, shares = local_experts(ids, weights, first_expert, experts)

@@ -5,8 +5,8 @@
     t_i = act(w2[e_i] @ a_i)
     y   = act(sum_i weights_i * t_i)            fp32, over the slots in order, one rounding
 
-Slots whose expert lives on another rank add nothing. Weights are act, or MXFP4 (codes and scales
-of tercel.core.mxfp4) used at their exact values: activations are never quantized (W4A16).
+Slots whose expert lives on another rank add nothing. Weights are act, or the codes and scales of
+tercel.core.mxfp4 or nvfp4 used at their values: activations are never quantized (W4A16).
 Source: Kimi K3 modeling_kimi_linear.py, KimiSparseMoeBlock.
 """
 
@@ -32,15 +32,17 @@ ARGS: Mapping[str, Arg | Value] = {
     "ids": Arg("T k", "i64"),
     "weights": Arg("T k", "f32"),
     "w13": Arg("E 2*I L|E 2*I L//2", "act|u8"),
-    "w13_scale": Arg("E 2*I L//32", "u8", optional=True),
+    "w13_scale": Arg("E 2*I L//32|E 2*I L//16", "u8|e4m3", optional=True),
     "w2": Arg("E L I|E L I//2", "act|u8"),
-    "w2_scale": Arg("E L I//32", "u8", optional=True),
+    "w2_scale": Arg("E L I//32|E L I//16", "u8|e4m3", optional=True),
+    "w13_scale_2": Arg("E 2", "f32", optional=True),
+    "w2_scale_2": Arg("E 1", "f32", optional=True),
     "first_expert": Value(int, "id of this rank's first expert"),
     "activation": Value(str, "situ or silu"),
     "beta": Value((float, NoneType), "of situ"),
     "linear_beta": Value((float, NoneType), "of situ"),
 }
-WEIGHTS = ("w13", "w13_scale", "w2", "w2_scale")
+WEIGHTS = ("w13", "w13_scale", "w2", "w2_scale", "w13_scale_2", "w2_scale_2")
 TOLERANCE = Tolerance(
     element_ulps=4,
     rms_ulps=1.5,
@@ -71,7 +73,8 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
 
 def _weights(cell: Cell, make: InputMaker) -> dict[str, Any]:
     experts, width, latent = cell["E"], cell["I"], cell["L"]
-    if not cell.get("mxfp4"):
+    nvfp4 = cell.get("nvfp4")
+    if not nvfp4 and not cell.get("mxfp4"):
         return {
             "w13": make.normal(experts, 2 * width, latent, scale=2 * latent**-0.5),
             "w13_scale": None,
@@ -79,17 +82,24 @@ def _weights(cell: Cell, make: InputMaker) -> dict[str, Any]:
             "w2_scale": None,
         }
 
-    def codes(*shape: int) -> torch.Tensor:
-        return make.integers(*shape, low=0, high=256, dtype="u8")
+    def codes(rows: int, columns: int) -> torch.Tensor:
+        return make.integers(experts, rows, columns // 2, low=0, high=256, dtype="u8")
 
-    def scales(*shape: int) -> torch.Tensor:
-        return make.integers(*shape, low=121, high=125, dtype="u8")
+    def scale(rows: int, columns: int) -> torch.Tensor:
+        if nvfp4:
+            return make.uniform(experts, rows, columns // 16, low=0.5, high=4.0, dtype="e4m3")
+        return make.integers(experts, rows, columns // 32, low=121, high=125, dtype="u8")
+
+    def scale_2(parts: int) -> torch.Tensor | None:
+        return make.uniform(experts, parts, low=0.01, high=0.04, dtype="f32") if nvfp4 else None
 
     return {
-        "w13": codes(experts, 2 * width, latent // 2),
-        "w13_scale": scales(experts, 2 * width, latent // 32),
-        "w2": codes(experts, latent, width // 2),
-        "w2_scale": scales(experts, latent, width // 32),
+        "w13": codes(2 * width, latent),
+        "w13_scale": scale(2 * width, latent),
+        "w2": codes(latent, width),
+        "w2_scale": scale(latent, width),
+        "w13_scale_2": scale_2(2),
+        "w2_scale_2": scale_2(1),
     }
 
 
@@ -114,6 +124,9 @@ WHERE = (
     "(w13_scale is None) == w13.is_floating_point()",
     "(w2_scale is None) == w2.is_floating_point()",
     "w13.dtype == w2.dtype",
+    "(w13_scale_2 is None) == (w13_scale is None or not w13_scale.is_floating_point())",
+    "(w2_scale_2 is None) == (w2_scale is None or not w2_scale.is_floating_point())",
+    "(w13_scale_2 is None) == (w2_scale_2 is None)",
     "activation in ('situ', 'silu')",
     "activation == 'silu' or (beta is not None and beta > 0)",
 )
@@ -132,6 +145,7 @@ CONTRACT = Contract(
         Cell("nano, one token", ("tp1",), T=1, k=4, E=16, L=128, I=128, mxfp4=True),
         Cell("bf16 experts with SiLU", ("tp1",), T=19, k=2, E=6, L=64, I=96, activation="silu"),
         Cell("a quarter of the experts", T=23, k=4, E=4, L=64, I=32, total=16, first=4),
+        Cell("NVFP4, a second scale per matrix", ("tp1",), T=9, k=4, E=6, L=64, I=32, nvfp4=True),
         Cell("no token on this rank", T=2, k=2, E=1, L=64, I=32, total=9, first=9),
     ),
     tolerance=TOLERANCE,

@@ -18,6 +18,8 @@ def experts_grouped(
     w13_scale: torch.Tensor | None,
     w2: torch.Tensor,
     w2_scale: torch.Tensor | None,
+    w13_scale_2: torch.Tensor | None = None,
+    w2_scale_2: torch.Tensor | None = None,
     *,
     first_expert: int,
     activation: str,
@@ -30,10 +32,12 @@ def experts_grouped(
         z: [T, L] act.
         ids: [T, k] i64 expert ids of the whole model, distinct within a row.
         weights: [T, k] fp32.
-        w13: [E, 2 * I, L] act, gate rows then up rows; or [E, 2 * I, L / 2] u8 MXFP4 codes.
-        w13_scale: [E, 2 * I, L / 32] u8 with codes, else None.
+        w13: [E, 2 * I, L] act, gate rows then up rows; or [E, 2 * I, L / 2] u8 codes.
+        w13_scale: MXFP4 [E, 2 * I, L / 32] u8; NVFP4 [E, 2 * I, L / 16] e4m3; else None.
         w2: [E, L, I] act; or [E, L, I / 2] u8.
-        w2_scale: [E, L, I / 32] u8 with codes, else None.
+        w2_scale: MXFP4 [E, L, I / 32] u8; NVFP4 [E, L, I / 16] e4m3; else None.
+        w13_scale_2: NVFP4 [E, 2] f32, of the gate and of the up rows; else None.
+        w2_scale_2: NVFP4 [E, 1] f32; else None.
         first_expert: id of w13[0]; slots outside first_expert .. first_expert + E - 1 add nothing.
         activation: situ or silu.
         beta, linear_beta: bounds of situ; silu does not read them.

@@ -2,8 +2,8 @@
 
 import torch
 
-from tercel.core.mxfp4 import dequantize
 from tercel.ops._lib.dtypes import wide
+from tercel.ops._lib.experts import dequantized
 from tercel.ops.activation.silu_mul.reference import silu_mul
 from tercel.ops.activation.situ_mul.reference import situ_mul
 
@@ -16,14 +16,16 @@ def experts_grouped(
     w13_scale: torch.Tensor | None,
     w2: torch.Tensor,
     w2_scale: torch.Tensor | None,
+    w13_scale_2: torch.Tensor | None = None,
+    w2_scale_2: torch.Tensor | None = None,
     *,
     first_expert: int,
     activation: str,
     beta: float | None,
     linear_beta: float | None,
 ) -> torch.Tensor:
-    if w13_scale is not None and w2_scale is not None:
-        w13, w2 = dequantize(w13, w13_scale, z.dtype), dequantize(w2, w2_scale, z.dtype)
+    w13 = dequantized(w13, w13_scale, w13_scale_2, z.dtype)
+    w2 = dequantized(w2, w2_scale, w2_scale_2, z.dtype)
     total = torch.zeros_like(wide(z))
     for slot in range(ids.shape[1]):
         local = ids[:, slot] - first_expert

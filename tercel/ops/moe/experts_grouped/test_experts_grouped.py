@@ -13,6 +13,7 @@ from tercel.contract.check import (
 from tercel.ops.moe.experts_grouped import CONTRACT, experts_grouped
 
 CELL = CONTRACT.cells[0]
+NVFP4 = next(cell for cell in CONTRACT.cells if cell.get("nvfp4"))
 PORTABLE = experts_grouped.portable.name
 
 
@@ -56,6 +57,24 @@ def test_packed_weights_are_the_exact_values():
     assert torch.equal(unpacked, again)
 
 
+def test_packed_nvfp4_weights_are_the_values():
+    arguments = draw(experts_grouped, NVFP4, dtype=torch.float32)
+    names = CONTRACT.weights
+    w13, _, w2, *rest = experts_grouped.portable.pack(
+        *(arguments[name] for name in names), dtype=torch.float32
+    )
+    assert rest == [None, None, None]
+    table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    half = w13.shape[1] // 2
+    for packed, name, row, part in ((w13, "w13", 5, 0), (w13, "w13", half, 1), (w2, "w2", 5, 0)):
+        byte = int(arguments[name][3, row, 13])
+        scale = float(arguments[f"{name}_scale"][3, row, 26 // 16])
+        scale_2 = float(arguments[f"{name}_scale_2"][3, part])
+        for offset, code in enumerate((byte & 15, byte >> 4)):
+            value = table[code & 7] * (-1.0 if code & 8 else 1.0) * scale * scale_2
+            assert float(packed[3, row, 26 + offset]) == pytest.approx(value, rel=1e-7)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -81,6 +100,21 @@ def test_refuses(change):
     check_refusal(experts_grouped, CELL, PORTABLE, change)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: a.update(w13_scale_2=None),
+        lambda a: a.update(w13_scale_2=None, w2_scale_2=None),
+        lambda a: a.update(w2_scale_2=a["w2_scale_2"].expand(-1, 2).contiguous()),
+        lambda a: a.update(w2_scale=a["w2_scale"].view(torch.uint8)[..., ::2].contiguous()),
+        lambda a: a.update(w2_scale=a["w2_scale"][..., ::2].contiguous()),
+    ],
+    ids=["no scale_2", "none at all", "two for w2", "w2 in MXFP4", "blocks of 32"],
+)
+def test_refuses_nvfp4(change):
+    check_refusal(experts_grouped, NVFP4, PORTABLE, change)
+
+
 def test_expert_twice_in_a_row_is_invalid():
     check_invalid(experts_grouped, CELL, lambda a: a["ids"][0].fill_(3))
 
@@ -96,3 +130,20 @@ def test_control_weight_before_the_activation():
         )
 
     check_control(experts_grouped, CELL, broken)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda a: a.update(w13=a["w13"] << 4 | a["w13"] >> 4),
+        lambda a: a.update(w13_scale_2=torch.ones_like(a["w13_scale_2"])),
+        lambda a: a.update(w13_scale_2=a["w13_scale_2"].flip(1)),
+    ],
+    ids=["nibbles swapped", "scale_2 forgotten", "gate and up scale_2 swapped"],
+)
+def test_control_nvfp4(mistake):
+    def broken(**arguments):
+        mistake(arguments)
+        return experts_grouped(**arguments)
+
+    check_control(experts_grouped, NVFP4, broken)

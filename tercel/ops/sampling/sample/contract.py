@@ -18,11 +18,9 @@ A row's token depends on that row alone. Source: the sampling order of transform
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
-from tercel.errors import ContractError
+from tercel.ops._lib.distribution import check_parameters
 
 
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
@@ -47,31 +45,8 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     }
 
 
-def valid(
-    *,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    positions: torch.Tensor,
-    filtered: bool,
-    greedy: bool,
-    **_: Any,
-) -> None:
-    checks = {
-        "temperature: must be 0 or more": temperature >= 0,
-        "top_k: must be 0 or more": top_k >= 0,
-        "top_p: must be above 0, at most 1": (top_p > 0) & (top_p <= 1),
-        "min_p: must be 0 to 1": (min_p >= 0) & (min_p <= 1),
-        "positions: must be 0 or more": positions >= 0,
-        "filtered: False, but a row filters": (
-            torch.tensor(filtered) | ((top_k == 0) & (top_p == 1) & (min_p == 0))
-        ),
-        "greedy: True, but a row has a temperature": ~torch.tensor(greedy) | (temperature == 0),
-    }
-    for problem, good in checks.items():
-        if not bool(good.all()):
-            raise ContractError(problem)
+def valid(**arguments: Any) -> None:
+    check_parameters(**arguments)
 
 
 def cost(sizes: Mapping[str, int]) -> Cost:

@@ -2,6 +2,8 @@
 
 import torch
 
+WORD = (1 << 32) - 1
+
 
 def sample(
     logits: torch.Tensor,
@@ -33,15 +35,15 @@ def sample(
         elif heat == 0:
             tokens.append(int(row.argmax()))
         else:
-            kept = _filter(torch.softmax(row / heat, 0), k, p, m)
-            tokens.append(_draw(kept, _uniform(seed, position, stream)))
+            kept = keep(torch.softmax(row / heat, 0), k, p, m)
+            tokens.append(draw(kept, uniform(seed, position, stream)))
     device = logits.device
     return torch.tensor(tokens, dtype=torch.int64, device=device), torch.tensor(
         finite, dtype=torch.bool, device=device
     )
 
 
-def _filter(probabilities: torch.Tensor, k: int, p: float, m: float) -> torch.Tensor:
+def keep(probabilities: torch.Tensor, k: int, p: float, m: float) -> torch.Tensor:
     """The probabilities, zero where a filter drops the token."""
     kept = probabilities
     if 0 < k < len(kept):
@@ -54,17 +56,24 @@ def _filter(probabilities: torch.Tensor, k: int, p: float, m: float) -> torch.Te
     return kept.where(kept >= m * probabilities.max(), 0)
 
 
-def _draw(masses: torch.Tensor, u: float) -> int:
+def draw(masses: torch.Tensor, u: float) -> int:
+    """The first id whose cumulative mass exceeds u of the whole."""
     cumulative = masses.cumsum(0)
     return int((cumulative > u * cumulative[-1]).nonzero()[0])
 
 
-def _uniform(seed: int, position: int, stream: int) -> float:
-    word = (1 << 32) - 1
-    c0, c1, c2, c3 = position & word, position >> 32 & word, stream, 0
-    k0, k1 = seed & word, seed >> 32 & word
+def uniform(seed: int, position: int, stream: int) -> float:
+    """Philox 4x32-10 of the counter (position, stream, 0) in [0, 1)."""
+    first, second, *_ = philox((position & WORD, position >> 32 & WORD, stream, 0), seed)
+    return float((first >> 5 << 26) + (second >> 6)) / 2.0**53
+
+
+def philox(counter: tuple[int, int, int, int], seed: int) -> tuple[int, int, int, int]:
+    """Four words of 32 bits."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = seed & WORD, seed >> 32 & WORD
     for _ in range(10):
         p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2
-        c0, c1, c2, c3 = p1 >> 32 ^ c1 ^ k0, p1 & word, p0 >> 32 ^ c3 ^ k1, p0 & word
-        k0, k1 = k0 + 0x9E3779B9 & word, k1 + 0xBB67AE85 & word
-    return float((c0 >> 5 << 26) + (c1 >> 6)) / 2.0**53
+        c0, c1, c2, c3 = p1 >> 32 ^ c1 ^ k0, p1 & WORD, p0 >> 32 ^ c3 ^ k1, p0 & WORD
+        k0, k1 = k0 + 0x9E3779B9 & WORD, k1 + 0xBB67AE85 & WORD
+    return c0, c1, c2, c3
