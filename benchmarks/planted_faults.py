@@ -58,9 +58,11 @@ class DroppedExpert(Program):
 def without_first_expert(bound: Bound) -> Bound:
     run = bound.implementation.run
 
-    def experts(z: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *rest: Any, **o: Any):
+    def experts(
+        z: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, *rest: Any, **options: Any
+    ) -> Any:
         dropped = weights.argmax(1, keepdim=True)
-        return run(z, ids, weights.scatter(1, dropped, 0.0), *rest, **o)
+        return run(z, ids, weights.scatter(1, dropped, 0.0), *rest, **options)
 
     return replace(bound, implementation=replace(bound.implementation, run=experts))
 
@@ -100,7 +102,11 @@ def exact_match(
     model: Path, gate: AccuracyGate, fault: type[Program], threads: int, name: str
 ) -> float:
     open_model = partial(open_checkpoint, resolve=partial(with_fault, fault))
-    options = {"max_running": gate.batch, "num_threads": threads, "dtype": "float32"}
+    options: dict[str, Any] = {
+        "max_running": gate.batch,
+        "num_threads": threads,
+        "dtype": "float32",
+    }
     with LLM(model, open_model=open_model, **options) as llm, counting_bar(name) as report:
         return gate.run(llm, report).exact_match
 
@@ -115,9 +121,10 @@ def main(
 ) -> None:
     """Exact match of a trained checkpoint without and with each planted fault."""
     gate = AccuracyGate(problems, held_out=0, calculator=0, seed=seed, max_tokens=max_tokens)
+    programs: dict[str, type[Program]] = {"no fault": Program, **FAULTS}
     measured = {
-        name: exact_match(model, gate, fault, threads, name.capitalize())
-        for name, fault in {"no fault": Program, **FAULTS}.items()
+        name: exact_match(model, gate, program, threads, name.capitalize())
+        for name, program in programs.items()
     }
     healthy = measured["no fault"]
     figures = [Figure("exact match", healthy, form=".1%")]

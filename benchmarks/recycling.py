@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -96,7 +97,15 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Requests of random lengths, cancellations included, leave every page and slot free."""
-    config = EngineConfig(
+    engine = Engine(config(model, threads, seed), open_model=open_checkpoint)
+    load = Load(engine, requests, random.Random(seed))
+    with counting_bar("Requests") as report:
+        load.run(report)
+    publish(Report("Recycling of cache pages and slots", figures(load), settings(load)), as_json)
+
+
+def config(model: Path, threads: int, seed: int) -> EngineConfig:
+    return EngineConfig(
         model=str(model),
         page_size=PAGE,
         cache_tokens=PAGES * PAGE,
@@ -105,11 +114,6 @@ def main(
         num_threads=threads,
         seed=seed,
     )
-    engine = Engine(config, open_model=open_checkpoint)
-    load = Load(engine, requests, random.Random(seed))
-    with counting_bar("Requests") as report:
-        load.run(report)
-    publish(Report("Recycling of cache pages and slots", figures(load), settings(load)), as_json)
 
 
 def figures(load: Load) -> tuple[Figure, ...]:
@@ -127,12 +131,11 @@ def figures(load: Load) -> tuple[Figure, ...]:
 
 
 def settings(load: Load) -> dict[str, int]:
-    config = load.engine.config
     return {
         "pages": PAGES,
         "tokens per page": PAGE,
         "slots": RUNNING,
-        "tokens per step": config.max_step_tokens,
+        "tokens per step": load.engine.config.max_step_tokens,
         "longest prompt": LONGEST_PROMPT,
         "longest output": LONGEST_OUTPUT,
         "steps": load.engine.stats().counters.num_steps,
