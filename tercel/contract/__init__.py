@@ -1,7 +1,7 @@
 """Contracts as data, and the machinery that checks ops against them."""
 
 from tercel.contract.contract import Arg, Cell, Contract, Cost, Hazard, StateSpec, Tolerance, Value
-from tercel.contract.op import Implementation, Op, operation, portable, reference
+from tercel.contract.op import Implementation, Op, kernel, operation, portable, reference
 
 __all__ = [
     "Arg",
@@ -14,6 +14,7 @@ __all__ = [
     "StateSpec",
     "Tolerance",
     "Value",
+    "kernel",
     "operation",
     "portable",
     "reference",

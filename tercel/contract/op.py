@@ -1,5 +1,6 @@
 """Ties a public function, its contract and its implementations together."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,24 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 EVERY_ARCH = frozenset(Arch)
+GPU_ARCHS = EVERY_ARCH - {Arch.CPU}
+
+
+class Deferred:
+    """A function whose module is imported at the first call: a kernel's language is a package
+    that a CPU-only installation lacks."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.__module__ = module
+        self.__name__ = name
+
+    def function(self) -> Callable[..., Any]:
+        """The function itself; raises ImportError where the kernel's language is not installed."""
+        found: Callable[..., Any] = getattr(importlib.import_module(self.__module__), self.__name__)
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function()(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -122,6 +141,13 @@ def reference(run: Callable[..., Any]) -> Implementation:
 def portable(run: Callable[..., Any], **options: Any) -> Implementation:
     """A faster form in plain torch, certified against the reference like any other."""
     return Implementation("portable", run, **options)
+
+
+def kernel(language: str, function: Callable[..., Any], **options: Any) -> Implementation:
+    """The kernel of `function`'s op folder in `language`: the same name in kernel_<language>."""
+    folder = function.__module__.rpartition(".")[0]
+    run = Deferred(f"{folder}.kernel_{language}", function.__name__)
+    return Implementation(language, run, **{"archs": GPU_ARCHS, **options})
 
 
 def is_meta(value: Any) -> bool:

@@ -1,0 +1,158 @@
+"""norm/add_attn_res_rms_norm, one program per token.
+
+    updated = act(prefix + x)
+    scores  = <row * rsqrt(mean(row**2) + res_eps), res_norm * res_proj>     per snapshot and updated
+    mixture = act(softmax(scores) . rows)
+    normed  = act(act(mixture * rsqrt(mean(mixture**2) + eps)) * weight)
+
+All rows of a chunk are one tile, so that a pass has one reduction per row however many snapshots
+there are. The second pass finds its rows in L1: 12 rows of 7168 bf16 are 172 KB.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda
+
+TILES: tuple[tuple[int, int, int], ...] = ((2, 2048, 8), (4, 1024, 8), (8, 1024, 16), (16, 512, 16))
+"""(rows at most, elements of a row per chunk, warps)."""
+
+
+def add_attn_res_rms_norm(
+    x: torch.Tensor,
+    prefix: torch.Tensor | None,
+    bank: torch.Tensor,
+    res_norm: torch.Tensor,
+    res_proj: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    res_eps: float,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    snapshots = len(bank)
+    rows = triton.next_power_of_2(snapshots + 1)
+    tile = next((chunk, warps) for most, chunk, warps in TILES if rows <= most)
+    return launch(x, prefix, bank, (res_norm, res_proj, weight), (res_eps, eps), tile)
+
+
+def launch(
+    x: torch.Tensor,
+    prefix: torch.Tensor | None,
+    bank: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    epsilons: tuple[float, float],
+    tile: tuple[int, int],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One launch with a tile of (elements per chunk, warps)."""
+    tokens, width = x.shape
+    snapshots = len(bank)
+    normed, mixture = (x.new_empty(tokens, width) for _ in range(2))
+    updated = x if prefix is None else torch.empty_like(normed)
+    chunk, warps = tile
+    _select[(tokens,)](
+        x,
+        prefix,
+        bank,
+        *weights,
+        normed,
+        updated,
+        mixture,
+        snapshots,
+        x.stride(0),
+        0 if prefix is None else prefix.stride(0),
+        bank.stride(0),
+        bank.stride(1),
+        *epsilons,
+        N=width,
+        ROWS=triton.next_power_of_2(snapshots + 1),
+        CHUNK=min(chunk, triton.next_power_of_2(width)),
+        num_warps=warps,
+        launch_pdl=True,
+    )
+    return normed, updated, mixture
+
+
+@triton.jit
+def _sum(x, prefix, n, N):
+    """A chunk of the updated prefix, rounded to act."""
+    values = tl.load(x + n, mask=n < N, other=0.0)
+    if prefix is not None:
+        before = tl.load(prefix + n, mask=n < N, other=0.0)
+        values = (before.to(tl.float32) + values.to(tl.float32)).to(values.dtype)
+    return values
+
+
+@triton.jit
+def _rows(bank, updated, row, n, snapshots, snapshot_stride, N):
+    """[ROWS, CHUNK] fp32: snapshots, then the updated prefix, then zeros."""
+    here = bank + row.to(tl.int64)[:, None] * snapshot_stride + n[None, :]
+    stored = tl.load(here, mask=(row < snapshots)[:, None] & (n < N)[None, :], other=0.0)
+    return tl.where((row == snapshots)[:, None], updated[None, :], stored).to(tl.float32)
+
+
+@triton.jit
+def _select(
+    x,  # [T, N] act, rows x_stride apart
+    prefix,  # [T, N] act, rows prefix_stride apart, or None
+    bank,  # [snapshots, T, N] act, strided
+    res_norm,  # [N] act
+    res_proj,  # [N] act
+    weight,  # [N] act
+    normed,  # [T, N] act
+    updated,  # [T, N] act; x itself where prefix is None
+    mixture,  # [T, N] act
+    snapshots,
+    x_stride,
+    prefix_stride,
+    snapshot_stride,
+    token_stride,
+    res_eps,
+    eps,
+    N: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.arange(0, ROWS)
+    x += token * x_stride
+    bank += token * token_stride
+    if prefix is not None:
+        prefix += token * prefix_stride
+    cuda.gdc_launch_dependents()
+    cuda.gdc_wait()
+
+    squares = tl.zeros((ROWS, CHUNK), tl.float32)
+    dots = tl.zeros((ROWS, CHUNK), tl.float32)
+    for start in tl.static_range(0, N, CHUNK):
+        n = start + tl.arange(0, CHUNK)
+        now = _sum(x, prefix, n, N)
+        if prefix is not None:
+            tl.store(updated + token * N + n, now, mask=n < N)
+        values = _rows(bank, now, row, n, snapshots, snapshot_stride, N)
+        norm = tl.load(res_norm + n, mask=n < N, other=0.0).to(tl.float32)
+        proj = tl.load(res_proj + n, mask=n < N, other=0.0).to(tl.float32)
+        squares += values * values
+        dots += values * (norm * proj)[None, :]
+    scores = tl.sum(dots, 1) * tl.rsqrt(tl.sum(squares, 1) / N + res_eps)
+    scores = tl.where(row <= snapshots, scores, float("-inf"))
+    shares = tl.exp(scores - tl.max(scores, 0))
+    shares = shares / tl.sum(shares, 0)
+
+    total = tl.zeros((CHUNK,), tl.float32)
+    for start in tl.static_range(0, N, CHUNK):
+        n = start + tl.arange(0, CHUNK)
+        now = _sum(x, prefix, n, N)
+        values = _rows(bank, now, row, n, snapshots, snapshot_stride, N)
+        mixed = tl.sum(shares[:, None] * values, 0).to(mixture.dtype.element_ty)
+        tl.store(mixture + token * N + n, mixed, mask=n < N)
+        total += mixed.to(tl.float32) * mixed.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(total, 0) / N + eps)
+
+    tl.debug_barrier()  # the mixture's chunks come back to other threads
+    for start in tl.static_range(0, N, CHUNK):
+        n = start + tl.arange(0, CHUNK)
+        mixed = tl.load(mixture + token * N + n, mask=n < N, other=0.0)
+        gain = tl.load(weight + n, mask=n < N, other=0.0)
+        unit = (mixed.to(tl.float32) * scale).to(mixed.dtype)
+        result = (unit.to(tl.float32) * gain.to(tl.float32)).to(mixed.dtype)
+        tl.store(normed + token * N + n, result, mask=n < N)
