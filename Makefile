@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL ?= checkpoints/nano
 
-.PHONY: serve test check fix bench docs size
+.PHONY: serve test check fix bench docs size compile
 
 serve: $(STAMP)
 	@$(BIN)/tercel serve $(MODEL) --host 127.0.0.1 --port 8000
@@ -29,6 +29,9 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python tools/generate_docs.py
+
+compile: $(STAMP)
+	$(BIN)/python tools/compile.py
 
 size: $(STAMP)
 	$(BIN)/python tools/size.py

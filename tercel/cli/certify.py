@@ -10,7 +10,7 @@ import typer
 
 from tercel.contract import Op
 from tercel.contract.certify import certify
-from tercel.contract.receipt import CellResult, Receipt, Status, status
+from tercel.contract.receipt import CellResult, Status, status
 from tercel.contract.timing import copy_bandwidth
 from tercel.core.arch import Arch, arch_of
 from tercel.errors import CheckFailed, ConfigError

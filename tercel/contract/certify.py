@@ -4,8 +4,10 @@ import datetime
 import importlib
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -55,7 +57,10 @@ def certify(
     bench = bench_of(op)
     cells = (*op.contract.cells, *bench.cells)
     errors = {str(cell): _check(op, cell, implementation, device) for cell in cells}
-    timed = {str(cell): _time(op, cell, implementation, bench, rounds) for cell in bench.cells}
+    timed = {
+        str(cell): _time(op, cell, implementation, bench, rounds=rounds, device=device)
+        for cell in bench.cells
+    }
     return Receipt(
         op=op.name,
         implementation=implementation,
@@ -63,8 +68,8 @@ def certify(
         world_size=1,
         content_hash=content_hash(op, implementation),
         ran=True,
-        device=torch.cuda.get_device_name(),
-        versions=_versions(),
+        device=torch.cuda.get_device_name() if torch.cuda.is_available() else device,
+        versions=tool_versions(),
         cells=tuple(_result(name, error, timed.get(name)) for name, error in errors.items()),
         copy_bytes_per_s=copy_bytes_per_s,
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -90,24 +95,26 @@ class _Timed:
 
 
 def _time(
-    op: Op[..., Any], cell: Cell, implementation: str, bench: Bench, rounds: int
+    op: Op[..., Any], cell: Cell, implementation: str, bench: Bench, *, rounds: int, device: str
 ) -> _Timed:
     """The implementation beside its baselines: graphs of calls on distinct cold inputs."""
     chosen = op.implementation(implementation)
-    drawn = draw(op, cell, dtype=DTYPES[0], device="cuda")
+    drawn = draw(op, cell, dtype=DTYPES[0], device=device)
     cost = op.contract.cost_of(drawn)
     calls = min(max(-(-COLD_BYTES // cost.bytes), CALLS[0]), CALLS[1])
     plain = [_copy(drawn) for _ in range(calls)]
     ours = [packed(op, chosen, arguments, DTYPES[0]) for arguments in plain]
-    graphs = {implementation: _graph(chosen.run, ours)}
+    graphs = {implementation: _graph(chosen.run, ours, device)}
     for name, baseline in bench.baselines.items():
-        graphs[name] = _graph(baseline, plain)
-    timings = interleave(graphs, rounds=rounds, device="cuda")
+        graphs[name] = _graph(baseline, plain, device)
+    timings = interleave(graphs, rounds=rounds, device=device)
     return _Timed(cost.bytes, {name: timing.per(calls) for name, timing in timings.items()})
 
 
-def _graph(run: Callable[..., Any], sets: Sequence[Mapping[str, Any]]) -> Callable[[], object]:
-    return in_graph([partial(run, **arguments) for arguments in sets])
+def _graph(
+    run: Callable[..., Any], sets: Sequence[Mapping[str, Any]], device: str
+) -> Callable[[], object]:
+    return in_graph([partial(run, **arguments) for arguments in sets], device=device)
 
 
 def _copy(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,10 +141,9 @@ def _result(cell: str, error: Error, timed: _Timed | None) -> CellResult:
     )
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    try:
-        versions["triton"] = importlib.import_module("triton").__version__
-    except ImportError:
-        pass
+def tool_versions() -> dict[str, str]:
+    """What a receipt records of the software that it was made with."""
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    with suppress(PackageNotFoundError):
+        versions["triton"] = version("triton")
     return versions

@@ -107,11 +107,7 @@ def status(
 ) -> Status:
     """Whether `implementation` is trusted on `arch`; `receipts` default to those in the folder."""
     held = receipts_of(op) if receipts is None else receipts
-    matching = [
-        receipt
-        for receipt in held
-        if _key(receipt) == (implementation, arch, world_size)
-    ]
+    matching = [receipt for receipt in held if _key(receipt) == (implementation, arch, world_size)]
     if not matching:
         return Status.UNTESTED
     current = content_hash(op, implementation)

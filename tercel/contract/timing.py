@@ -27,14 +27,16 @@ class Timing:
         """Relative distance of the percentiles: differences below it are noise."""
         return (self.high_us - self.low_us) / self.median_us
 
-
     def per(self, calls: int) -> "Timing":
         """The share of one of `calls` equal calls."""
         return Timing(self.median_us / calls, self.low_us / calls, self.high_us / calls)
 
 
-def in_graph(calls: Sequence[Work]) -> Work:
-    """The calls as one CUDA graph, so that launches cost what they cost in a decode step."""
+def in_graph(calls: Sequence[Work], *, device: str = "cuda") -> Work:
+    """The calls as one CUDA graph, so that launches cost what they cost in a decode step; on a
+    CPU, one after the other."""
+    if torch.device(device).type != "cuda":
+        return lambda: [call() for call in calls]
     for call in calls[:2]:
         call()  # first calls compile, which capture forbids
     torch.cuda.synchronize()

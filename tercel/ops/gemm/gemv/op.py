@@ -8,9 +8,7 @@ from tercel.ops.gemm.gemv import reference as naive
 from tercel.ops.gemm.gemv.contract import CONTRACT
 
 
-@operation(
-    CONTRACT, reference(naive.gemv), portable(fast.gemv), kernel("triton", naive.gemv)
-)
+@operation(CONTRACT, reference(naive.gemv), portable(fast.gemv), kernel("triton", naive.gemv))
 def gemv(x: torch.Tensor, weight: torch.Tensor, *, sigmoid_from: int | None = None) -> torch.Tensor:
     """x times the transposed weight, the last columns through a sigmoid, for at most 64 rows.
 
