@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tercel.cli.options import Json, dataclass_options
+from tercel.cli.ranks import serve_as_rank
 from tercel.config import EngineConfig, SamplingParams
 from tercel.errors import EngineError, RequestError
 
@@ -34,6 +35,8 @@ def generate(
     from tercel.cli.transcript import Transcript, usage_of
     from tercel.runtime.llm import LLM
 
+    if serve_as_rank(EngineConfig(model=str(model), **engine)):
+        return
     params = SamplingParams(**sampling)
     text = sys.stdin.read() if prompt is None else prompt
     if not text.strip():

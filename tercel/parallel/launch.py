@@ -1,47 +1,20 @@
 """How ranks find each other: started here as processes of this host, or by a launcher.
 
 The only module that reads the environment: torchrun, srun and mpirun tell a process its rank in
-variables of their own.
+variables of their own. Imports no torch.
 """
 
 import os
 import re
 import socket
 from collections.abc import Mapping
-from datetime import timedelta
 
-import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-
+from tercel.core.layout import Layout
 from tercel.core.member import Member
 from tercel.errors import ConfigError
 
 _FIRST_PORT, _PORTS = 20000, 20000
 """Where the port of a Slurm job without MASTER_PORT is taken from."""
-
-
-def open_store(member: Member, timeout_s: float, *, serve: bool = False) -> Store:
-    """The store through which the ranks meet. Waits for its server that long.
-
-    Args:
-        serve: for the engine's process, which may have to serve it.
-    Raises:
-        ConfigError: nobody serves it, or the port is taken.
-    """
-    try:
-        store = TCPStore(
-            member.host,
-            member.port,
-            is_master=serve and member.serves_store,
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-        )
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
-        raise ConfigError(
-            f"rank {member.rank} cannot reach the group at {member.host}:{member.port}: is rank 0 "
-            f"running, and is the port free? ({str(error).splitlines()[0]})"
-        ) from error
-    return PrefixStore(f"tercel{member.prefix}", store)
 
 
 def local_members(world_size: int) -> list[Member]:
@@ -52,6 +25,24 @@ def local_members(world_size: int) -> list[Member]:
         Member(rank, world_size, rank, world_size, "127.0.0.1", port, serves_store=True)
         for rank in range(world_size)
     ]
+
+
+def member_of(layout: Layout, environ: Mapping[str, str] | None = None) -> Member | None:
+    """Which rank of `layout` a launcher made of this process; None where it made one process of
+    its own of it, or no launcher was there.
+
+    Raises:
+        ConfigError: it started more or fewer processes than the layout has ranks.
+    """
+    member = from_environment(environ)
+    if member is None or member.world_size == 1:
+        return None
+    if member.world_size != layout.world_size:
+        raise ConfigError(
+            f"layout={layout.name} has {layout.world_size} ranks, and the launcher started "
+            f"{member.world_size}; start as many, or choose another layout"
+        )
+    return member
 
 
 def from_environment(environ: Mapping[str, str] | None = None) -> Member | None:

@@ -25,7 +25,7 @@ from tercel.core.sampling import StepResult
 from tercel.core.step import StepPlan
 from tercel.errors import EngineError, TercelError
 from tercel.parallel.distributed import DistributedGroup
-from tercel.parallel.launch import open_store
+from tercel.parallel.store import open_store
 from tercel.runtime.checkpoint import Opened, load_weights, open_files, start_rank
 from tercel.runtime.lifeline import end_with_parent
 from tercel.runtime.messages import Failure

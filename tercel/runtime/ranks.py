@@ -23,7 +23,8 @@ from tercel.core.member import Member
 from tercel.core.sampling import StepResult
 from tercel.core.step import StepPlan
 from tercel.errors import ConfigError, EngineError, ExchangeError
-from tercel.parallel.launch import from_environment, local_members, open_store
+from tercel.parallel.launch import local_members, member_of
+from tercel.parallel.store import open_store
 from tercel.runtime.messages import Failure
 from tercel.runtime.rank_agreement import check_agreement, name_ranks
 from tercel.runtime.rank_messages import (
@@ -292,14 +293,9 @@ class Ranks:
 
 def _members(layout: Layout) -> list[Member]:
     """The ranks to start: all of them, or under a launcher the one that is this process's."""
-    member = from_environment()
+    member = member_of(layout)
     if member is None:
         return local_members(layout.world_size)
-    if member.world_size != layout.world_size:
-        raise ConfigError(
-            f"layout={layout.name} has {layout.world_size} ranks, and the launcher started "
-            f"{member.world_size}; start as many, or choose another layout"
-        )
     if member.rank != 0:
         raise ConfigError(
             f"this process is rank {member.rank}, and an engine runs with rank 0; start the other "

@@ -5,13 +5,16 @@ from pathlib import Path
 
 from tercel.weights.checkpoint import Checkpoint
 
-_SAMPLES = 16
-_SAMPLE_BYTES = 4096
+_WHOLE_BYTES = 16 << 20
+"""Files up to this size are read whole."""
+_SAMPLES = 64
+_SAMPLE_BYTES = 16 << 10
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
-    """A hash of every tensor's name, shape, dtype and place, and of samples of every file: another
-    training of the same model has another one, whatever the files' dates and directories are."""
+    """A hash of every tensor's name, shape, dtype and place, and of every file: whole where it is
+    small, else samples. Another training of the same model has another one, whatever the files'
+    dates and directories are."""
     digest = hashlib.sha256()
     for tensor in checkpoint.tensors.values():
         listed = (tensor.name, tensor.shape, tensor.dtype, tensor.shard.name, tensor.start)
@@ -35,6 +38,9 @@ def _sample(shard: Path, digest: "hashlib._Hash") -> None:
     size = shard.stat().st_size
     digest.update(str(size).encode())
     with shard.open("rb") as file:
+        if size <= _WHOLE_BYTES:
+            digest.update(file.read())
+            return
         for sample in range(_SAMPLES):
             file.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
             digest.update(file.read(_SAMPLE_BYTES))

@@ -100,7 +100,7 @@ def test_a_late_rank_is_named():
 
 def test_a_rank_that_keeps_the_others_waiting_is_named():
     ranks = start("late step 0")
-    with pytest.raises(EngineError, match="rank 0 made no progress .* while ranks 1-2 waited"):
+    with pytest.raises(EngineError, match=r"rank 0 made no progress .* while ranks 1-2 waited"):
         ranks.run(PLAN)
 
 
@@ -137,7 +137,7 @@ def test_strangers_are_ignored():
     context.destroy(linger=0)
 
 
-PARENT = f"""
+PARENT = """
 import sys, time
 from tests.runtime.test_ranks import start
 ranks = start()
