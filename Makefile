@@ -9,7 +9,7 @@ FIGURES ?=
 MLX := $(VENV)/mlx
 MLX_STAMP := $(MLX)/.installed
 
-.PHONY: serve test check fix bench docs size
+.PHONY: serve test check fix bench docs size compile
 
 serve: $(STAMP)
 	@$(BIN)/tercel serve $(MODEL) --host 127.0.0.1 --port 8000
@@ -32,6 +32,9 @@ bench: $(STAMP) $(MLX_STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m tools.generate_docs
+
+compile: $(STAMP)
+	$(BIN)/python tools/compile.py
 
 size: $(STAMP)
 	$(BIN)/python tools/size.py

@@ -155,7 +155,7 @@ def oracles() -> Iterator[Figure]:
 def main(
     model: Model = NANO,
     length: Annotated[int, typer.Option(min=2, max=100, help="Tokens of each text.")] = 64,
-    threads: Annotated[int, typer.Option(min=1)] = 2,
+    threads: Annotated[int, typer.Option(min=1)] = 1,
     as_json: Json = False,
 ) -> None:
     """The portable target against the reference, on random checkpoints and a trained one."""

@@ -1,12 +1,12 @@
 """`tercel generate`: one prompt, answered on the terminal or as JSON."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tercel.cli import standard_input
 from tercel.cli.options import Json, dataclass_options
 from tercel.config import EngineConfig, SamplingParams
 from tercel.errors import EngineError, RequestError
@@ -35,7 +35,7 @@ def generate(
     from tercel.runtime.llm import LLM
 
     params = SamplingParams(**sampling)
-    text = sys.stdin.read() if prompt is None else prompt
+    text = "".join(standard_input.lines()) if prompt is None else prompt
     if not text.strip():
         raise RequestError("prompt", "it is empty; pass it as an argument or on standard input")
     with loading_bar() as progress:
