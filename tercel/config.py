@@ -13,6 +13,7 @@ _LARGEST = 2**31 - 1
 """Of integers without a limit of their own: they travel to other processes and to devices."""
 MAX_STOPS = 64
 """Stop strings of one request: each is looked for after every token."""
+_LONGEST_S = 86400
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class EngineConfig:
     """Seed that requests without one draw theirs from; None: from the operating system."""
     num_threads: int | None = None
     """CPU threads of the compute library; None: one per 64 MiB of weights, at most one per core."""
+    rank_deadline_s: float = 120.0
+    """Seconds within which every rank shows progress while it starts, loads or runs a step."""
     speculation: str | None = None
     """Drafter checkpoint; not built."""
     kv_dtype: Literal["auto", "float8", "nvfp4"] = "auto"
@@ -74,6 +77,10 @@ class EngineConfig:
         for name in ("page_size", "max_running", "max_step_tokens", "cache_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 < self.rank_deadline_s <= _LONGEST_S:
+            raise ConfigError(
+                f"rank_deadline_s={self.rank_deadline_s} must be positive and at most {_LONGEST_S}"
+            )
         for name in ("max_model_len", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -39,3 +39,7 @@ class NoTarget(TercelError):
 
 class EngineError(TercelError, RuntimeError):
     """The engine cannot go on: it died, or it was asked for work after its shutdown."""
+
+
+class ExchangeError(EngineError):
+    """Other ranks did not take part in an exchange: one of them is late or gone."""

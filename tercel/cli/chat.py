@@ -10,6 +10,7 @@ import typer
 
 from tercel.cli import standard_input
 from tercel.cli.options import Json, dataclass_options
+from tercel.cli.ranks import serve_as_rank
 from tercel.config import EngineConfig, SamplingParams
 from tercel.errors import EngineError, RequestError
 
@@ -38,6 +39,8 @@ def chat(
     from tercel.cli.progress import loading_bar
     from tercel.runtime.llm import LLM
 
+    if serve_as_rank(EngineConfig(model=str(model), **engine)):
+        return
     params = SamplingParams(**sampling)
     with loading_bar() as progress:
         llm = LLM(str(model), progress=progress, **engine)

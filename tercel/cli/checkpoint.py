@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tercel.cli.progress import loading_bar
+from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig, read_config_json
 from tercel.errors import ConfigError
 from tercel.runtime.tokenizer import (
@@ -30,6 +31,7 @@ from tercel.weights.convert import convert_checkpoint
 from tercel.weights.manifest import Manifest, account, family_of_checkpoint, manifest_from_config
 from tercel.weights.problems import raise_problems
 from tercel.weights.published import NAMES, TOTAL_BYTES, published_config
+from tercel.weights.rank_manifest import RankManifest, rank_manifest
 from tercel.weights.requantize import Exactness
 from tercel.weights.shards import write_json
 from tercel.weights.tiny import tiny_config
@@ -71,11 +73,19 @@ def manifest(
     model: Annotated[
         str, typer.Option(help=f"{', '.join(NAMES)}, or a directory with a config.json.")
     ] = NAMES[0],
+    layout: Annotated[
+        str | None, typer.Option(help="Count what one rank of this layout reads of it.")
+    ] = None,
+    rank: Annotated[int, typer.Option(min=0, help="That rank.")] = 0,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compute the tensors of a published checkpoint from its configuration alone."""
     config = published_config(model) if model in NAMES else read_config_json(Path(model))
+    if layout is not None:
+        part = rank_manifest(config, Layout.parse(layout), rank)
+        _show_rank(f"{model}, rank {rank} of {layout}", part, tensors, as_json)
+        return
     computed = manifest_from_config(config)
     published = TOTAL_BYTES.get(model)
     summary: dict[str, Any] = {"model": model, **_summary(computed), "published_bytes": published}
@@ -211,6 +221,25 @@ def _summary(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def _show_rank(name: str, part: RankManifest, tensors: bool, as_json: bool) -> None:
+    summary = {
+        "model": name,
+        "layers": [part.layers.start, part.layers.stop],
+        "tensors": part.num_tensors,
+        "bytes": part.num_bytes,
+        "by_sharing": part.by("sharing"),
+        "by_dtype": part.by("dtype"),
+        "by_part": part.by("group"),
+    }
+    if tensors and as_json:
+        summary["entries"] = [asdict(entry) for entry in part.entries]
+    _show(summary, as_json)
+    if tensors and not as_json:
+        for entry in part.entries:
+            count = f" x {entry.num_tensors}" if entry.num_tensors > 1 else ""
+            typer.echo(f"{entry.key}{count} {entry.num_bytes:,} bytes {entry.field}")
+
+
 def _show(summary: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(summary))
@@ -220,7 +249,9 @@ def _show(summary: Mapping[str, Any], as_json: bool) -> None:
     table = Table("", "tensors", "bytes", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
-    groups = {**summary["by_part"], **summary["by_dtype"], "total": summary}
+    kinds = ("by_part", "by_dtype", "by_sharing")
+    groups = {name: group for kind in kinds for name, group in summary.get(kind, {}).items()}
+    groups["total"] = summary
     for name, group in groups.items():
         table.add_row(name, f"{group['tensors']:,}", f"{group['bytes']:,}")
     console.print(table)

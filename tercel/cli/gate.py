@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tercel.cli.options import Json, dataclass_options
+from tercel.cli.ranks import serve_as_rank
 from tercel.config import EngineConfig
 from tercel.gates.accuracy import AccuracyGate
 
@@ -42,8 +43,11 @@ def accuracy(
     from tercel.runtime.llm import LLM
 
     plan = AccuracyGate(**gate)
+    engine |= {"model": str(model), "max_running": plan.batch}
+    if serve_as_rank(EngineConfig(**engine)):
+        return
     with loading_bar() as progress:
-        llm = LLM(str(model), progress=progress, max_running=plan.batch, **engine)
+        llm = LLM(progress=progress, **engine)
     with llm, counting_bar("Problems") as report:
         measured = plan.run(llm, report)
     result = {"model": str(model), "seed": plan.seed, **measured.to_dict()}

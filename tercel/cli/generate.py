@@ -8,6 +8,7 @@ import typer
 
 from tercel.cli import standard_input
 from tercel.cli.options import Json, dataclass_options
+from tercel.cli.ranks import serve_as_rank
 from tercel.config import EngineConfig, SamplingParams
 from tercel.errors import EngineError, RequestError
 
@@ -34,6 +35,8 @@ def generate(
     from tercel.cli.transcript import Transcript, usage_of
     from tercel.runtime.llm import LLM
 
+    if serve_as_rank(EngineConfig(model=str(model), **engine)):
+        return
     params = SamplingParams(**sampling)
     text = "".join(standard_input.lines()) if prompt is None else prompt
     if not text.strip():

@@ -25,7 +25,7 @@ Report = Callable[[int, int], None]
 def loading_bar(description: str = "Loading weights") -> Iterator[ReportProgress]:
     """Yields `report(done_bytes, total_bytes)`."""
     with _bar(description, DownloadColumn(), TransferSpeedColumn()) as report:
-        yield lambda done_bytes, total_bytes: report(done_bytes, total_bytes)
+        yield lambda done_bytes, total_bytes, waiting="": report(done_bytes, total_bytes)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tercel.cli.options import Json, dataclass_options
+from tercel.cli.ranks import serve_as_rank
 from tercel.config import EngineConfig
 from tercel.core.model import read_config_json
 from tercel.errors import ConfigError
@@ -47,17 +48,24 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     config = EngineConfig(model=str(model), **engine)
     read_config_json(model)
+    if serve_as_rank(config):
+        return
     name = served_model_name or model.resolve().name
     listener = bind(host, port)
     port = listener.getsockname()[1]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     with ExitStack() as bars:
-        client = EngineClient(config, progress=bars.enter_context(loading_bar()))
+        bar = bars.enter_context(loading_bar())
+
+        def report(done_bytes: int, total_bytes: int, waiting: str = "") -> None:
+            bar(done_bytes, total_bytes)
+            service.unready = "the model is loading" + (f", {waiting}" if waiting else "")
 
         def announce() -> None:
             bars.close()
             _announce(url, name, client.limits.max_model_len, as_json)
 
+        client = EngineClient(config, progress=report)
         service = Service(client, Tokenizer.load(model), name)
         ended_by = run(service, listener, shutdown_s=shutdown_s, on_ready=announce)
     if ended_by == signal.SIGINT:

@@ -49,6 +49,11 @@ class Layout:
         return self.tp * self.pp
 
     @property
+    def reporting_rank(self) -> int:
+        """The rank whose drawn tokens count: the first that has the head."""
+        return self.tp * (self.pp - 1)
+
+    @property
     def split_set(self) -> bool:
         """Whether the user named the expert split; routing must know the difference."""
         return self.moe_tp is not None or self.moe_ep is not None

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from tercel.errors import EngineError
+from tercel.errors import ExchangeError
 from tercel.parallel.exchange import ExchangeGroup, consecutive_parts
 
 T = TypeVar("T")
@@ -38,10 +38,10 @@ class _Mailboxes:
             except queue.Empty:
                 waited += 0.05
                 if waited >= self.deadline_s:
-                    raise EngineError(
+                    raise ExchangeError(
                         f"rank {target} waited {self.deadline_s:g} s for rank {source}"
                     ) from None
-        raise EngineError(f"rank {target} waits for rank {source}, but another rank has failed")
+        raise ExchangeError(f"rank {target} waits for rank {source}, but another rank has failed")
 
 
 class ThreadGroup(ExchangeGroup):

@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,10 +13,11 @@ from tercel.core.arch import arch_of
 from tercel.core.group import Groups
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
-from tercel.errors import CheckpointError, ConfigError
+from tercel.errors import CheckpointError
 from tercel.parallel import SingleGroup
 from tercel.runtime.model_runner import ModelRunner
-from tercel.runtime.runner import OpenModel, ReportProgress
+from tercel.runtime.ranks import RANK_MAIN, Ranks
+from tercel.runtime.runner import OpenModel, ReportProgress, Runner
 from tercel.runtime.sampler import Sampler
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
@@ -25,13 +28,34 @@ from tercel.weights.load import dummy_model, load_model
 BYTES_PER_THREAD = 64 << 20
 
 
-def open_checkpoint(config: EngineConfig, *, resolve: Callable[..., Plan] = resolve) -> OpenModel:
-    """Reads configuration and tokenizer, and resolves the target; the weights come with `load`.
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint whose configuration and tokenizer are read, and nothing else."""
 
-    Args:
-        resolve: as tercel.targets.load.resolve; another one serves another plan.
+    config: EngineConfig
+    model: ModelConfig
+    tokenizer: Tokenizer
+    device: torch.device
+    local_size: int = 1
+    """Ranks that share this host's cores."""
+    resolve: Callable[..., Plan] = resolve
+    """As tercel.targets.load.resolve; another one serves another plan."""
+
+    def plan(self, rank: int) -> Plan:
+        """The program of a rank.
+
+        Raises:
+            ConfigError, NoTarget: what is wrong with the configuration, and the fix.
+        """
+        arch, dtype = arch_of(self.device), dtype_of(self.config, self.device)
+        return self.resolve(self.model, self.config, arch=arch, dtype=dtype, rank=rank)
+
+
+def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1) -> Opened:
+    """Reads the configuration and the tokenizer of config.model, for one of the ranks of a host.
+
     Raises:
-        ConfigError, CheckpointError, NoTarget: what is wrong, and the fix.
+        ConfigError, CheckpointError: what is wrong, and the fix.
     """
     model_dir = Path(config.model)
     model = ModelConfig.load(model_dir)
@@ -42,39 +66,62 @@ def open_checkpoint(config: EngineConfig, *, resolve: Callable[..., Plan] = reso
             f"vocab_size of {model.vocab_size}; one of them belongs to another model"
         )
     device = device_of(config)
-    plan = resolve(model, config, arch=arch_of(device), dtype=dtype_of(config, device))
-    if plan.place.layout.world_size > 1:
-        raise ConfigError(
-            f"layout={config.layout} needs {plan.place.layout.world_size} ranks; this engine runs "
-            "one: use layout=tp1"
-        )
-
-    def load(progress: ReportProgress | None) -> ModelRunner:
-        group = SingleGroup()
-        return load_rank(config, plan, Groups(group, group), tokenizer, device, progress)
-
-    return OpenModel(tokenizer, model.vocab_size, model.max_position_embeddings, load)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", local_rank)
+    return Opened(config, model, tokenizer, device, local_size)
 
 
-def load_rank(
+def open_checkpoint(
     config: EngineConfig,
-    plan: Plan,
-    groups: Groups,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    progress: ReportProgress | None,
-) -> ModelRunner:
-    """Reads the weights of one rank and creates its caches; collective."""
-    torch.set_num_threads(config.num_threads or _threads_for(plan.weight_bytes))
-    model = plan.place.model
+    *,
+    rank_main: str = RANK_MAIN,
+    resolve: Callable[..., Plan] = resolve,
+) -> OpenModel:
+    """Reads configuration and tokenizer, and resolves the target; the weights come with `load`.
+
+    Args:
+        resolve: as tercel.targets.load.resolve; another one serves another plan, here.
+        rank_main: module:function that a process of a rank runs, where the layout has several.
+    Raises:
+        ConfigError, CheckpointError, NoTarget: what is wrong, and the fix.
+    """
+    opened = replace(open_files(config), resolve=resolve)
+    plan = opened.plan(0)
+
+    def load(progress: ReportProgress | None) -> Runner:
+        if plan.place.layout.world_size > 1:
+            return Ranks(config, plan.place.layout, rank_main=rank_main, progress=progress)
+        group = SingleGroup()
+        weights = load_weights(opened, plan, progress)
+        return start_rank(opened, plan, weights, Groups(group, group))
+
+    model = opened.model
+    return OpenModel(opened.tokenizer, model.vocab_size, model.max_position_embeddings, load)
+
+
+def load_weights(opened: Opened, plan: Plan, progress: ReportProgress | None) -> ModelWeights:
+    """The weights of one rank, in the form that its program reads."""
+    threads = _threads_for(plan.weight_bytes, opened.local_size)
+    torch.set_num_threads(opened.config.num_threads or threads)
+    config, place, packs = opened.config, plan.place, plan.packs()
+    kind: dict[str, Any] = {"dtype": plan.dtype, "device": opened.device, "packs": packs}
+    if config.load_format == "dummy":
+        return dummy_model(place.model, place.layout, place.rank, **kind)
+    checkpoint = Checkpoint.open(config.model)
+    return load_model(checkpoint, place.model, place.layout, place.rank, progress=progress, **kind)
+
+
+def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups) -> ModelRunner:
+    """A rank that runs steps, with caches; collective."""
+    config, device, tokenizer = opened.config, opened.device, opened.tokenizer
     sizes = CacheSizes(
         num_pages=config.cache_tokens // config.page_size + 1,
         page_size=config.page_size,
         num_slots=config.max_running + 1,
     )
-    unwritten = range(tokenizer.vocab_size, model.vocab_size)
+    unwritten = range(tokenizer.vocab_size, opened.model.vocab_size)
     return ModelRunner(
-        plan.program(_weights(config, plan, device, progress), groups),
+        plan.program(weights, groups),
         create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device),
         Sampler(groups.tp, tokenizer.illegal_ids.union(unwritten), device),
         limits=plan.route.row.limits,
@@ -83,26 +130,6 @@ def load_rank(
     )
 
 
-def _threads_for(weight_bytes: int) -> int:
+def _threads_for(weight_bytes: int, local_size: int) -> int:
     """Threads that have enough to do to be worth waiting for, which on a busy machine is long."""
-    return max(1, min(weight_bytes // BYTES_PER_THREAD, os.cpu_count() or 1))
-
-
-def _weights(
-    config: EngineConfig, plan: Plan, device: torch.device, progress: ReportProgress | None
-) -> ModelWeights:
-    place, dtype, packs = plan.place, plan.dtype, plan.packs()
-    if config.load_format == "dummy":
-        return dummy_model(
-            place.model, place.layout, place.rank, dtype=dtype, device=device, packs=packs
-        )
-    return load_model(
-        Checkpoint.open(config.model),
-        place.model,
-        place.layout,
-        place.rank,
-        dtype=dtype,
-        device=device,
-        packs=packs,
-        progress=progress,
-    )
+    return max(1, min(weight_bytes // BYTES_PER_THREAD, (os.cpu_count() or 1) // local_size))

@@ -5,8 +5,6 @@ Run by EngineClient. It ends with its parent, whichever way that ends.
 
 import contextlib
 import importlib
-import os
-import select
 import shutil
 import signal
 import sys
@@ -14,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,6 +21,7 @@ import zmq
 from tercel.config import EngineConfig
 from tercel.errors import EngineError, RequestError, TercelError
 from tercel.runtime.engine import Engine
+from tercel.runtime.lifeline import end_with_parent
 from tercel.runtime.messages import (
     Abort,
     AskStats,
@@ -38,10 +38,11 @@ from tercel.runtime.messages import (
     Submit,
     ToCore,
 )
-from tercel.runtime.runner import OpenModel, ReportProgress
+from tercel.runtime.runner import OpenModel, ReportProgress, throttled
 
-_PROGRESS_INTERVAL_S = 0.1
 _LINGER_MS = 2000
+_CHECK_MS = 500
+"""How often an idle core looks whether its ranks are there."""
 
 
 class Core:
@@ -56,8 +57,10 @@ class Core:
     def run(self) -> None:
         send(self._socket, Ready(self._engine.limits))
         while self._deadline is None or self._is_draining():
-            # With nothing to do the next message is waited for.
-            while self._socket.poll(0 if self._engine.has_work or self._deadline else None):
+            if not self._engine.has_work and self._deadline is None:
+                self._socket.poll(_CHECK_MS)
+                self._engine.check()
+            while self._socket.poll(0):
                 self._handle(self._decoder.decode(self._socket.recv()))
             if outputs := self._engine.step():
                 send(self._socket, Outputs(outputs))
@@ -96,7 +99,9 @@ def main() -> None:
     # The terminal sends Ctrl-C to the whole group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     start = msgspec.json.decode(sys.stdin.buffer.readline(), type=Start)
-    threading.Thread(target=_end_with_parent, args=(start.endpoint,), daemon=True).start()
+    directory = Path(start.endpoint.removeprefix("ipc://")).parent
+    cleanup = partial(shutil.rmtree, directory, ignore_errors=True)
+    threading.Thread(target=end_with_parent, args=(cleanup,), daemon=True).start()
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
     socket.set_hwm(0)
@@ -126,29 +131,4 @@ def _find(name: str) -> Callable[[EngineConfig], OpenModel]:
 
 
 def _reporter(socket: "zmq.Socket[bytes]") -> ReportProgress:
-    """Sends progress, but not for each of many small tensors."""
-    latest = 0.0
-
-    def report(done_bytes: int, total_bytes: int) -> None:
-        nonlocal latest
-        now = time.monotonic()
-        if done_bytes == total_bytes or now - latest >= _PROGRESS_INTERVAL_S:
-            latest = now
-            send(socket, Loading(done_bytes, total_bytes))
-
-    return report
-
-
-def _end_with_parent(endpoint: str) -> None:
-    """Ends this process, even inside a long step, when its parent is gone.
-
-    The parent holds the other end of standard input. A process forked from it may hold that too,
-    so the parent's id is watched as well.
-    """
-    parent = os.getppid()
-    while os.getppid() == parent:
-        readable, _, _ = select.select([sys.stdin], [], [], 1.0)
-        if readable and not os.read(sys.stdin.fileno(), 1):
-            break
-    shutil.rmtree(Path(endpoint.removeprefix("ipc://")).parent, ignore_errors=True)
-    os._exit(1)
+    return throttled(lambda *progress: send(socket, Loading(*progress)))

@@ -143,6 +143,11 @@ class Engine:
         )
         return Stats(usage, deepcopy(self._counters), dict(self._runner.calls()))
 
+    def check(self) -> None:
+        """Raises EngineError where a rank of the model has died."""
+        self._check_usable()
+        self._runner.check()
+
     def close(self) -> None:
         """Frees the model; may be called again."""
         self._is_usable = False

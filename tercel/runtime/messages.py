@@ -49,6 +49,8 @@ class Loading(Message):
 
     done_bytes: int
     total_bytes: int
+    waiting: str = ""
+    """Ranks that the others wait for."""
 
 
 class Ready(Message):

@@ -67,6 +67,9 @@ class ModelRunner:
         """Calls so far per site, op and implementation."""
         return self._program.counts
 
+    def check(self) -> None:
+        """Nothing but this process can die."""
+
     def close(self) -> None:
         """Lets go of weights and caches."""
         del self._program, self._cache

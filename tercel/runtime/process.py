@@ -204,9 +204,9 @@ class EngineClient:
 
     def _handle(self, message: FromCore) -> None:
         match message:
-            case Loading(done_bytes, total_bytes):
+            case Loading(done_bytes, total_bytes, waiting):
                 if self._progress is not None:
-                    self._progress(done_bytes, total_bytes)
+                    self._progress(done_bytes, total_bytes, waiting)
             case Ready():
                 self._ready.set_result(message)
             case Outputs(outputs):

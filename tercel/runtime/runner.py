@@ -1,5 +1,6 @@
 """What the engine needs of a model: a tokenizer, two sizes, and something that runs plans."""
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,8 +11,23 @@ from tercel.runtime.tokenizer import Tokenizer
 
 
 class ReportProgress(Protocol):
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Called while the weights load."""
+    def __call__(self, done_bytes: int, total_bytes: int, waiting: str = "") -> None:
+        """Called while the weights load, with bytes of all ranks; `waiting` names ranks that the
+        others wait for."""
+
+
+def throttled(report: ReportProgress, interval_s: float = 0.1) -> ReportProgress:
+    """Passes progress on, but not for each of many small tensors."""
+    latest = 0.0
+
+    def pass_on(done_bytes: int, total_bytes: int, waiting: str = "") -> None:
+        nonlocal latest
+        now = time.monotonic()
+        if done_bytes == total_bytes or now - latest >= interval_s:
+            latest = now
+            report(done_bytes, total_bytes, waiting)
+
+    return pass_on
 
 
 class Runner(Protocol):
@@ -23,6 +39,10 @@ class Runner(Protocol):
 
     def calls(self) -> Mapping[str, int]:
         """Calls so far per site, op and implementation."""
+        ...
+
+    def check(self) -> None:
+        """Raises EngineError where the next step cannot run: another process has died."""
         ...
 
     def close(self) -> None: ...

@@ -80,6 +80,9 @@ class ShadowRunner:
     def calls(self):
         return {"fake": self.num_steps}
 
+    def check(self):
+        pass
+
     def close(self):
         self.is_closed = True
 

@@ -1,0 +1,33 @@
+"""Where the processes of a group meet."""
+
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from tercel.core.member import Member
+from tercel.errors import ConfigError
+
+
+def open_store(member: Member, timeout_s: float, *, serve: bool = False) -> Store:
+    """The store through which the ranks meet. Waits for its server that long.
+
+    Args:
+        serve: for the engine's process, which may have to serve it.
+    Raises:
+        ConfigError: nobody serves it, or the port is taken.
+    """
+    try:
+        store = TCPStore(
+            member.host,
+            member.port,
+            is_master=serve and member.serves_store,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise ConfigError(
+            f"rank {member.rank} cannot reach the group at {member.host}:{member.port}: is rank 0 "
+            f"running, and is the port free? ({str(error).splitlines()[0]})"
+        ) from error
+    return PrefixStore(f"tercel{member.prefix}", store)

@@ -1,0 +1,64 @@
+"""What every rank has to agree on before it reads weights."""
+
+import platform
+from dataclasses import asdict
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+
+import tercel
+from tercel.config import EngineConfig
+from tercel.core.layout import Layout
+from tercel.runtime.checkpoint import Opened
+from tercel.runtime.tokenizer import RANK_FILE
+from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.fingerprint import file_hash, fingerprint
+
+_PER_RANK = ("model", "num_threads")
+"""Fields of the configuration that may differ: where a host keeps its files, how many cores it
+has."""
+
+
+def report_of(opened: Opened) -> dict[str, str]:
+    """This rank's side of the comparison."""
+    config, model_dir = opened.config, Path(opened.config.model)
+    settings = {
+        f"config.{name}": str(value)
+        for name, value in asdict(config).items()
+        if name not in _PER_RANK
+    }
+    return {
+        **settings,
+        "tercel": f"{tercel.__version__} {_source_hash()}",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "device": _device_name(opened.device),
+        "model config": file_hash(model_dir / "config.json")[:16],
+        "tokenizer": file_hash(model_dir / RANK_FILE)[:16],
+        "checkpoint": _checkpoint(config),
+        "program": program_of(opened)[:16],
+    }
+
+
+def program_of(opened: Opened) -> str:
+    """The hash of what all ranks run: the ranks of a pipeline stage run the same program."""
+    layout = Layout.parse(opened.config.layout)
+    stages = [opened.plan(rank).digest for rank in range(0, layout.world_size, layout.tp)]
+    return sha256(" ".join(stages).encode()).hexdigest()
+
+
+def _checkpoint(config: EngineConfig) -> str:
+    if config.load_format == "dummy":
+        return "dummy"
+    return fingerprint(Checkpoint.open(config.model))[:16]
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _source_hash() -> str:
+    """Of this package's modules, so that a rank with other code is seen."""
+    root = Path(tercel.__file__).parent
+    return file_hash(*sorted(root.rglob("*.py")))[:16]
