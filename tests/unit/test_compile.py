@@ -18,7 +18,7 @@ tool = importlib.util.module_from_spec(spec)
 sys.modules[spec.name] = tool
 spec.loader.exec_module(tool)
 
-LAUNCH = '''
+LAUNCH = """
 import json, sys
 sys.path.insert(0, "tools")
 import compile, torch
@@ -30,7 +30,7 @@ from tercel.contract import Cell
 arguments = gemv.arguments(**gemv.contract.inputs(Cell("small", T=1, K=64, M=32), compile.Shapes()))
 launched = compile._launched(gemv.implementation("triton").run, arguments, Arch(sys.argv[1]))
 print(json.dumps([(kernel, build, *compile._resources(c)) for kernel, build, c in launched]))
-'''
+"""
 
 
 @pytest.mark.parametrize("arch", list(tool.TARGETS), ids=str)
