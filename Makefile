@@ -4,8 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL ?= checkpoints/nano
+# What `make bench` runs; empty: every figure. The peer that it measures has an environment of its own.
+FIGURES ?=
+MLX := $(VENV)/mlx
+MLX_STAMP := $(MLX)/.installed
 
-.PHONY: serve test check fix bench docs size
+.PHONY: serve test check fix bench docs size compile
 
 serve: $(STAMP)
 	@$(BIN)/tercel serve $(MODEL) --host 127.0.0.1 --port 8000
@@ -23,12 +27,14 @@ fix: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)
-	$(BIN)/python benchmarks/load_memory.py
-	$(BIN)/python benchmarks/cpu_throughput.py
+bench: $(STAMP) $(MLX_STAMP)
+	$(BIN)/python -m benchmarks.report --model $(MODEL) --mlx-python $(MLX)/bin/python $(FIGURES)
 
 docs: $(STAMP)
-	$(BIN)/python tools/generate_docs.py
+	$(BIN)/python -m tools.generate_docs
+
+compile: $(STAMP)
+	$(BIN)/python tools/compile.py
 
 size: $(STAMP)
 	$(BIN)/python tools/size.py
@@ -38,3 +44,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	@touch $(STAMP)
+
+$(MLX_STAMP): $(STAMP)
+	$(PYTHON) -m venv $(MLX)
+	$(MLX)/bin/python -m pip install --quiet --disable-pip-version-check mlx-lm==0.32.2 "mlx[cpu]==0.32.4"
+	@touch $(MLX_STAMP)

@@ -1,53 +1,49 @@
 """Peak resident memory of loading a checkpoint, mapped pages counted, in a fresh process.
 
-    python benchmarks/load_memory.py [--size-bytes N] [--shards N] [--json]
-
 Writes a random K3 checkpoint to a temporary directory, loads it as one rank in bf16 (the weights
 as they are stored), and compares the growth over the imports with the weights plus one shard.
-Exits with 1 where the growth is larger.
 """
 
-import argparse
 import json
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.console import Console
-from rich.table import Table
+import typer
+
+from benchmarks.figure import Figure, Report, publish
+from benchmarks.paths import ROOT
+from tercel.cli.options import Json
 
 GIB = 2**30
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Peak resident memory of loading a checkpoint.")
-    parser.add_argument("--size-bytes", type=int, default=2 * GIB, help="of tensors, about")
-    parser.add_argument("--shards", type=int, default=8)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.load is not None:
-        print(json.dumps(load(options.load)))
-        return 0
+def main(
+    size_bytes: Annotated[int, typer.Option(min=1, help="Of tensors, about.")] = 2 * GIB,
+    shards: Annotated[int, typer.Option(min=1)] = 8,
+    load_only: Annotated[Path | None, typer.Option("--load", hidden=True)] = None,
+    as_json: Json = False,
+) -> None:
+    """Peak resident memory of loading a checkpoint."""
+    if load_only is not None:
+        print(json.dumps(load(load_only)))
+        return
     with tempfile.TemporaryDirectory(prefix="tercel-load-") as directory:
-        result = measure(Path(directory) / "model", options.size_bytes, options.shards)
-    if options.json:
-        print(json.dumps(result))
-    else:
-        show(result)
-    return 0 if result["peak_bytes"] <= result["budget_bytes"] else 1
+        result = measure(Path(directory) / "model", size_bytes, shards)
+    publish(report(result), as_json)
 
 
 def measure(model: Path, size_bytes: int, shards: int) -> dict[str, Any]:
+    python: dict[str, Any] = {"check": True, "stdout": subprocess.PIPE, "cwd": ROOT}
     command = [sys.executable, "-m", "tercel", "checkpoint", "make-tiny", str(model)]
     options = ["--size-bytes", str(size_bytes), "--shards", str(shards)]
-    subprocess.run([*command, *options], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, *options], **python)
     largest = max(shard.stat().st_size for shard in model.glob("*.safetensors"))
-    command = [sys.executable, __file__, "--load", str(model)]
-    loaded = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    command = [sys.executable, "-m", "benchmarks.load_memory", "--load", str(model)]
+    loaded = json.loads(subprocess.run(command, **python).stdout)
     budget = loaded["weight_bytes"] + largest
     return {**loaded, "shards": shards, "shard_bytes": largest, "budget_bytes": budget}
 
@@ -93,20 +89,27 @@ def status_bytes(field: str) -> int:
     raise RuntimeError(f"/proc/self/status has no {field}; this benchmark needs Linux")
 
 
-def show(result: dict[str, Any]) -> None:
-    table = Table("", "GiB", title=f"{result['tensors']:,} tensors in {result['shards']} shards")
-    rows = {
-        "weights": "weight_bytes",
-        "largest shard": "shard_bytes",
-        "weights + one shard": "budget_bytes",
-        "peak over the imports": "peak_bytes",
-        "imports": "baseline_bytes",
-    }
-    for label, key in rows.items():
-        table.add_row(label, f"{result[key] / GIB:.3f}")
-    table.add_row("seconds", f"{result['seconds']:.2f}")
-    Console().print(table)
+def report(result: dict[str, Any]) -> Report:
+    def gib(name: str, key: str) -> Figure:
+        return Figure(f"{name}, GiB", result[key] / GIB, form=".3f")
+
+    budget = result["budget_bytes"] / GIB
+    figures = (
+        gib("weights", "weight_bytes"),
+        gib("largest shard", "shard_bytes"),
+        gib("imports", "baseline_bytes"),
+        Figure(
+            "peak over the imports, GiB (goal: weights + one shard)",
+            result["peak_bytes"] / GIB,
+            "<=",
+            budget,
+            ".3f",
+        ),
+        Figure("seconds", result["seconds"], form=".2f"),
+    )
+    settings = {"tensors": result["tensors"], "shards": result["shards"]}
+    return Report("Loading a checkpoint: peak resident memory", figures, settings)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

@@ -1,8 +1,9 @@
 """mlx-lm on a CPU, for cpu_throughput.py: prompts in, times and tokens out, a JSON line each.
 
-Runs in an environment with mlx-lm and without Tercel.
+Runs in an environment with mlx-lm and without Tercel. The first line out says which versions.
 """
 
+import importlib.metadata
 import json
 import sys
 import time
@@ -41,6 +42,8 @@ def main() -> None:
     model, _ = load_model(Path(sys.argv[1]))
     model.update(tree_map(to_fp32, model.parameters()))
     mx.eval(model.parameters())
+    versions = {name: importlib.metadata.version(name) for name in ("mlx-lm", "mlx")}
+    print(json.dumps(versions), flush=True)
     for line in sys.stdin:
         prompts, new_tokens = json.loads(line)
         print(json.dumps(run(model, prompts, new_tokens)), flush=True)

@@ -12,6 +12,8 @@ T = TypeVar("T")
 _LARGEST = 2**31 - 1
 """Of integers without a limit of their own: they travel to other processes and to devices."""
 _LONGEST_S = 86400
+MAX_STOPS = 64
+"""Stop strings of one request: each is looked for after every token."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,10 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
                 raise RequestError("logit_bias", f"{bias} for token {token} is outside -100 .. 100")
+        if isinstance(self.stop, str):
+            raise RequestError("stop", f"write ({self.stop!r},): each string of a tuple is a stop")
+        if len(self.stop) > MAX_STOPS:
+            raise RequestError("stop", f"{len(self.stop)} strings are more than {MAX_STOPS}")
         if any(not text for text in self.stop):
             raise RequestError("stop", "an empty string would stop every request; remove it")
 

@@ -29,6 +29,10 @@ class CheckFailed(TercelError, AssertionError):
     """A certification check found an op that does not keep its contract."""
 
 
+class ReceiptError(TercelError):
+    """A certification bundle that does not belong to this source; nothing of it is kept."""
+
+
 class NoTarget(TercelError):
     """`require` found no admissible target; the message is the routing trace."""
 

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from benchmarks.page import PAGE, RESULTS, render
 from tercel.contract import PLAIN
 from tercel.contract.receipt import status
 from tercel.core.arch import Arch
@@ -37,7 +38,7 @@ def op_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"docs/ops.md": op_table}
+PAGES = {"docs/ops.md": op_table, PAGE: lambda: render(ROOT / RESULTS)}
 
 
 def main(arguments: list[str]) -> int:

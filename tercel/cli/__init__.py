@@ -15,7 +15,8 @@ COMMANDS = {
     "generate": "Complete one prompt.",
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "explain": "Say which target serves a configuration, and why.",
-    "ops": "List the certified operations.",
+    "ops": "List the operations and where they are certified; import receipts.",
+    "certify": "Check and time kernels on this GPU.",
     "gate": "Measure a model against what it must reach.",
     "checkpoint": "Inspect, count, convert and make checkpoints.",
 }
@@ -70,6 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except TercelError as error:
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        return 1
+        return _failed(str(error))
+    except OSError as error:
+        # A full disk or a file without permission: its name and the reason are the whole story.
+        if error.filename is None or error.strerror is None:
+            raise
+        return _failed(f"{error.filename}: {error.strerror}")
     return 0
+
+
+def _failed(message: str) -> int:
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    return 1

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tercel.cli import standard_input
 from tercel.cli.options import Json, dataclass_options
 from tercel.cli.ranks import serve_as_rank
 from tercel.config import EngineConfig, SamplingParams
@@ -85,7 +86,7 @@ class _Chat:
 
     def _lines(self) -> Iterator[str]:
         if not self._is_terminal:
-            yield from sys.stdin
+            yield from standard_input.lines()
             return
         # Line editing and history for input().
         import readline  # noqa: F401

@@ -25,7 +25,10 @@ def _gate() -> None:
 def accuracy(
     model: Annotated[Path, typer.Option(help="Checkpoint directory.")],
     gsm8k: Annotated[
-        Path | None, typer.Option(help="GSM8K test file (JSON lines), for its perplexity.")
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="GSM8K test file (JSON lines), for its perplexity."
+        ),
     ] = None,
     at_least: Annotated[
         float, typer.Option(min=0, max=1, help="Exit with 1 if exact match is lower.")

@@ -1,12 +1,12 @@
 """`tercel generate`: one prompt, answered on the terminal or as JSON."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tercel.cli import standard_input
 from tercel.cli.options import Json, dataclass_options
 from tercel.cli.ranks import serve_as_rank
 from tercel.config import EngineConfig, SamplingParams
@@ -38,7 +38,7 @@ def generate(
     if serve_as_rank(EngineConfig(model=str(model), **engine)):
         return
     params = SamplingParams(**sampling)
-    text = sys.stdin.read() if prompt is None else prompt
+    text = "".join(standard_input.lines()) if prompt is None else prompt
     if not text.strip():
         raise RequestError("prompt", "it is empty; pass it as an argument or on standard input")
     with loading_bar() as progress:

@@ -1,39 +1,37 @@
 """`tercel ops`: the catalog, and where each implementation is certified."""
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from tercel.cli.options import Json
-from tercel.contract.receipt import status
+from tercel.contract import Op
+from tercel.contract.receipt import Receipt, content_hash, status, write_receipts
 from tercel.core.arch import Arch
+from tercel.errors import ReceiptError
 from tercel.ops.catalog import catalog
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def ops(
-    name: Annotated[str, typer.Argument(help="Only ops whose name contains this.")] = "",
+    context: typer.Context,
+    only: Annotated[str, typer.Option(help="Only ops whose name contains this.")] = "",
     as_json: Json = False,
 ) -> None:
     """List every op with its implementations and their status per architecture."""
-    chosen = {full: op for full, op in catalog().items() if name in full}
+    if context.invoked_subcommand is not None:
+        return
+    chosen = {full: op for full, op in catalog().items() if only in full}
     if as_json:
-        for full, op in chosen.items():
-            for implementation in op.implementations.values():
-                for arch in sorted(implementation.archs):
-                    held = status(op, implementation.name, arch).value
-                    entry = {
-                        "name": full,
-                        "implementation": implementation.name,
-                        "arch": arch.value,
-                        "status": held,
-                    }
-                    typer.echo(json.dumps(entry))
+        for entry in _entries(chosen):
+            typer.echo(json.dumps(entry))
         return
     table = Table("op", "implementation", *(arch.value for arch in Arch))
     for full, op in chosen.items():
@@ -44,3 +42,51 @@ def ops(
             ]
             table.add_row(full, implementation.name, *states)
     Console().print(table)
+
+
+def _entries(chosen: dict[str, Op[..., Any]]) -> list[dict[str, str]]:
+    """One per op, implementation and architecture."""
+    return [
+        {
+            "name": full,
+            "implementation": implementation.name,
+            "arch": arch.value,
+            "status": status(op, implementation.name, arch).value,
+        }
+        for full, op in chosen.items()
+        for implementation in op.implementations.values()
+        for arch in sorted(implementation.archs)
+    ]
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="A bundle that `tercel certify` wrote.")],
+) -> None:
+    """Put a bundle's receipts into the op folders, if they are of this source."""
+    receipts = read_bundle(file)
+    held = {op.name: op for op in catalog().values()}
+    wrong = [problem for receipt in receipts if (problem := _problem(receipt, held))]
+    if wrong:
+        raise ReceiptError(f"{file}: nothing imported; " + "; ".join(wrong))
+    for name in sorted({receipt.op for receipt in receipts}):
+        write_receipts(held[name], [receipt for receipt in receipts if receipt.op == name])
+        typer.echo(f"{name}: imported")
+
+
+def read_bundle(file: Path) -> tuple[Receipt, ...]:
+    """The receipts of a bundle; raises ReceiptError for what is none."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=tuple[Receipt, ...])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ReceiptError(f"{file}: not a bundle of `tercel certify`: {error}") from error
+
+
+def _problem(receipt: Receipt, held: dict[str, Op[..., Any]]) -> str | None:
+    """Why a receipt does not belong to this source; None where it does."""
+    op = held.get(receipt.op)
+    if op is None or receipt.implementation not in op.implementations:
+        return f"there is no {receipt.op} {receipt.implementation}"
+    if receipt.content_hash != content_hash(op, receipt.implementation):
+        return f"{receipt.op} {receipt.implementation} was certified from other source"
+    return None

@@ -1,7 +1,16 @@
 """Contracts as data, and the machinery that checks ops against them."""
 
 from tercel.contract.contract import Arg, Cell, Contract, Cost, Hazard, StateSpec, Tolerance, Value
-from tercel.contract.op import PLAIN, Implementation, Op, operation, ordered, portable, reference
+from tercel.contract.op import (
+    PLAIN,
+    Implementation,
+    Op,
+    kernel,
+    operation,
+    ordered,
+    portable,
+    reference,
+)
 
 __all__ = [
     "PLAIN",
@@ -15,6 +24,7 @@ __all__ = [
     "StateSpec",
     "Tolerance",
     "Value",
+    "kernel",
     "operation",
     "ordered",
     "portable",

@@ -119,7 +119,7 @@ def check_replay(
     chosen = op.implementation(implementation)
     run = chosen.run
     first, second = (
-        _packed(op, chosen, draw(op, cell, dtype=dtype, device=device, seed=seed), dtype)
+        packed(op, chosen, draw(op, cell, dtype=dtype, device=device, seed=seed), dtype)
         for seed in (1, 2)
     )
     expected_arguments = _clone(second)
@@ -187,7 +187,7 @@ def check_roundings(
     arguments = draw(op, cell, dtype=dtype)
     refer = _clone(arguments)
     expected = _results(op.contract, op.implementation("reference").run(**refer), refer)
-    ours = _packed(op, chosen, arguments, dtype)
+    ours = packed(op, chosen, arguments, dtype)
     actual = _results(op.contract, chosen.run(**ours), ours)
     for name, value in expected.items():
         share = float((actual[name] == value).double().mean()) if value.numel() else 1.0
@@ -204,7 +204,7 @@ def check_meta(op: Op[..., Any], cell: Cell, implementation: str) -> None:
         for name, value in draw(op, cell, dtype=torch.float32).items()
     }
     expected = _results(op.contract, op.contract.shape_only(arguments), arguments)
-    ours = _packed(op, chosen, arguments, torch.float32)
+    ours = packed(op, chosen, arguments, torch.float32)
     for name, value in _results(op.contract, chosen.run(**ours), ours).items():
         if (value.shape, value.dtype) != (expected[name].shape, expected[name].dtype):
             raise CheckFailed(
@@ -249,7 +249,7 @@ def _run_sequence(
         expected_arguments = _upcast(arguments)
         for name, (ours, theirs) in carried.items():
             arguments[name], expected_arguments[name] = ours, theirs
-        arguments = _packed(op, implementation, arguments, dtype)
+        arguments = packed(op, implementation, arguments, dtype)
         before = _clone(arguments)
         refer = op.implementation("reference").run
         expected = _results(contract, refer(**expected_arguments), expected_arguments)
@@ -267,7 +267,7 @@ def _run_sequence(
     return CellReport(errors)
 
 
-def _packed(
+def packed(
     op: Op[..., Any],
     implementation: Implementation,
     arguments: dict[str, Any],

@@ -1,5 +1,6 @@
 """Ties a public function, its contract and its implementations together."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,24 @@ R = TypeVar("R")
 EVERY_ARCH = frozenset(Arch)
 PLAIN = ("reference", "portable", "ordered")
 """Implementations in plain torch: no kernels, no receipts."""
+GPU_ARCHS = EVERY_ARCH - {Arch.CPU}
+
+
+class Deferred:
+    """A function whose module is imported at the first call: a kernel's language is a package
+    that a CPU-only installation lacks."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.__module__ = module
+        self.__name__ = name
+
+    def function(self) -> Callable[..., Any]:
+        """The function itself; raises ImportError where the kernel's language is not installed."""
+        found: Callable[..., Any] = getattr(importlib.import_module(self.__module__), self.__name__)
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function()(*args, **kwargs)
 
 
 @dataclass(frozen=True)
@@ -130,6 +149,13 @@ def ordered(run: Callable[..., Any], **options: Any) -> Implementation:
     """A slower form in plain torch whose results, bit for bit, do not depend on how ranks divide
     heads or columns; see docs/numerics.md."""
     return Implementation("ordered", run, **options)
+
+
+def kernel(language: str, function: Callable[..., Any], **options: Any) -> Implementation:
+    """The kernel of `function`'s op folder in `language`: the same name in kernel_<language>."""
+    folder = function.__module__.rpartition(".")[0]
+    run = Deferred(f"{folder}.kernel_{language}", function.__name__)
+    return Implementation(language, run, **{"archs": GPU_ARCHS, **options})
 
 
 def is_meta(value: Any) -> bool:

@@ -34,13 +34,21 @@ class Status(StrEnum):
     UNTESTED = "untested"
 
 
-class CellResult(msgspec.Struct, frozen=True):
-    """One certified cell: errors against the fp64 reference, and time."""
+class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One certified cell: errors against the fp64 reference, and time where it was benched."""
 
     cell: str
     element_ulps: float
     rms_ulps: float
     median_us: float | None = None
+    low_us: float | None = None
+    """Tenth percentile."""
+    high_us: float | None = None
+    """Ninetieth percentile."""
+    bytes: int | None = None
+    """What the contract says that the call must move."""
+    baselines_us: Mapping[str, float] = {}
+    """Medians of other implementations, timed in the same rounds."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -57,15 +65,36 @@ class Receipt(msgspec.Struct, frozen=True):
     versions: Mapping[str, str]
     """Tool versions and driver: recorded, not hashed."""
     cells: tuple[CellResult, ...]
+    copy_bytes_per_s: float | None = None
+    """Read plus written, of a large copy in the same run."""
+    date: str = ""
 
 
 def receipts_of(op: Op[..., Any]) -> tuple[Receipt, ...]:
     """The receipts that lie in the op's folder."""
+    path = receipts_path(op)
+    return msgspec.json.decode(path.read_bytes(), type=tuple[Receipt, ...]) if path.exists() else ()
+
+
+def receipts_path(op: Op[..., Any]) -> Path:
+    """Where the op's receipts lie."""
     spec = importlib.util.find_spec(op.folder)
     if spec is None or spec.origin is None:
-        return ()
-    path = Path(spec.origin).with_name("receipts.json")
-    return msgspec.json.decode(path.read_bytes(), type=tuple[Receipt, ...]) if path.exists() else ()
+        raise ModuleNotFoundError(f"{op.folder} has no folder")
+    return Path(spec.origin).with_name("receipts.json")
+
+
+def write_receipts(op: Op[..., Any], new: Iterable[Receipt]) -> None:
+    """Adds `new` to the op's folder; each replaces the one of its implementation, architecture
+    and world size."""
+    held = {_key(receipt): receipt for receipt in (*receipts_of(op), *new)}
+    ordered = [held[key] for key in sorted(held)]
+    text = msgspec.json.format(msgspec.json.encode(ordered), indent=1)
+    receipts_path(op).write_bytes(text + b"\n")
+
+
+def _key(receipt: Receipt) -> tuple[str, Arch, int]:
+    return receipt.implementation, receipt.arch, receipt.world_size
 
 
 def status(
@@ -78,12 +107,7 @@ def status(
 ) -> Status:
     """Whether `implementation` is trusted on `arch`; `receipts` default to those in the folder."""
     held = receipts_of(op) if receipts is None else receipts
-    matching = [
-        receipt
-        for receipt in held
-        if (receipt.implementation, receipt.arch, receipt.world_size)
-        == (implementation, arch, world_size)
-    ]
+    matching = [receipt for receipt in held if _key(receipt) == (implementation, arch, world_size)]
     if not matching:
         return Status.UNTESTED
     current = content_hash(op, implementation)

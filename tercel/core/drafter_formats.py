@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tercel.core.config_keys import TRANSFORMERS_KEYS
 from tercel.core.drafter import DrafterConfig, GqaShape, MlaShape, TapStream
-from tercel.core.model import TRANSFORMERS_KEYS, read_config_json
+from tercel.core.model import read_config_json
 from tercel.core.rope import Rope, Yarn
 from tercel.errors import ConfigError
 

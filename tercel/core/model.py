@@ -1,7 +1,7 @@
 """What a checkpoint's config.json says about the forward, for K3 and Kimi-Linear alike.
 
 The two families are told apart by their keys, never by a class name: both call themselves
-KimiLinearForCausalLM. A key that is not listed here and could change the forward is refused.
+KimiLinearForCausalLM. tercel.core.config_keys refuses what could change the forward unnoticed.
 """
 
 import json
@@ -10,82 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tercel.core.config_keys import check_keys, check_outer_keys, with_aliases
 from tercel.errors import ConfigError
 
 LATENT_NORM_EPS = 1e-6
 """The published model builds the two MLA latent norms with its class default, not rms_norm_eps."""
-
-_REQUIRED = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "intermediate_size",
-    "num_attention_heads",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "num_experts",
-    "num_shared_experts",
-    "moe_intermediate_size",
-    "linear_attn_config",
-)
-_READ = (
-    *_REQUIRED,
-    "rms_norm_eps",
-    "q_lora_rank",
-    "mla_use_output_gate",
-    "num_experts_per_token",
-    "routed_expert_hidden_size",
-    "latent_moe_use_norm",
-    "first_k_dense_replace",
-    "routed_scaling_factor",
-    "moe_renormalize",
-    "hidden_act",
-    "activation_situ_beta",
-    "activation_situ_linear_beta",
-    "attn_res_block_size",
-    "max_position_embeddings",
-    "quantization_config",
-    "num_key_value_heads",
-)
-TRANSFORMERS_KEYS = frozenset(
-    """architectures model_type dtype torch_dtype transformers_version auto_map
-    initializer_range use_cache bos_token_id eos_token_id pad_token_id attention_dropout
-    output_hidden_states return_dict name_or_path _name_or_path id2label label2id
-    is_encoder_decoder chunk_size_feed_forward problem_type
-    add_cross_attention bad_words_ids begin_suppress_tokens cross_attention_hidden_size
-    decoder_start_token_id diversity_penalty do_sample early_stopping
-    encoder_no_repeat_ngram_size exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id is_decoder length_penalty max_length min_length
-    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
-    output_scores prefix pruned_heads remove_invalid_values repetition_penalty
-    return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
-    tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torchscript typical_p
-    use_bfloat16""".split()
-)
-"""Names, defaults of text generation, and what else transformers writes into any config."""
-_INERT = TRANSFORMERS_KEYS | frozenset(
-    """head_dim rope_theta use_grouped_topk vision_config media_placeholder_token_id
-    image_placeholder ignore_index text_config""".split()
-)
-"""What the published files carry without using it."""
-_FIXED: Mapping[str, tuple[Any, ...]] = {
-    "tie_word_embeddings": (False,),
-    "mla_use_nope": (True,),
-    "moe_layer_freq": (1,),
-    "num_expert_group": (1,),
-    "topk_group": (1,),
-    "num_nextn_predict_layers": (0,),
-    "moe_router_activation_func": ("sigmoid",),
-    "topk_method": ("noaux_tc",),
-    "attention_bias": (False,),
-    "rope_scaling": (None,),
-}
-_LINEAR_READ = frozenset(
-    """num_heads head_dim short_conv_kernel_size use_full_rank_gate gate_lower_bound
-    full_attn_layers kda_layers""".split()
-)
 
 
 @dataclass(frozen=True)
@@ -130,6 +59,8 @@ class ModelConfig:
     pad_token_id: int | None
     quant_method: str | None
     """What the config declares; whether a tensor is quantized is read from the tensors."""
+    quant_format: str | None
+    """Of compressed-tensors."""
 
     @property
     def latent_size(self) -> int:
@@ -182,8 +113,10 @@ class ModelConfig:
         text = config.get("text_config", config)
         if not isinstance(text, Mapping):
             raise ConfigError(f"text_config: expected an object, got {type(text).__name__}")
-        text = _with_aliases(text)
-        _check_keys(text)
+        if text is not config:
+            check_outer_keys(config)
+        text = with_aliases(text)
+        check_keys(text)
         linear = text["linear_attn_config"]
         mla_layers = _mla_layers(linear, text["num_hidden_layers"])
         hidden_act = text.get("hidden_act", "silu")
@@ -200,7 +133,7 @@ class ModelConfig:
             hidden_size=text["hidden_size"],
             num_hidden_layers=text["num_hidden_layers"],
             intermediate_size=text["intermediate_size"],
-            rms_norm_eps=text.get("rms_norm_eps", 1e-5),
+            rms_norm_eps=float(text.get("rms_norm_eps", 1e-5)),
             latent_norm_eps=LATENT_NORM_EPS,
             max_position_embeddings=text.get("max_position_embeddings", 4096),
             num_attention_heads=text["num_attention_heads"],
@@ -215,7 +148,7 @@ class ModelConfig:
             kda_head_dim=linear["head_dim"],
             conv_kernel_size=linear["short_conv_kernel_size"],
             kda_full_rank_gate=linear.get("use_full_rank_gate", False),
-            kda_gate_lower_bound=linear.get("gate_lower_bound"),
+            kda_gate_lower_bound=_float(linear.get("gate_lower_bound")),
             first_k_dense_replace=text.get("first_k_dense_replace", 0),
             num_experts=text["num_experts"],
             num_experts_per_token=text["num_experts_per_token"],
@@ -223,16 +156,17 @@ class ModelConfig:
             moe_intermediate_size=text["moe_intermediate_size"],
             routed_expert_hidden_size=text.get("routed_expert_hidden_size"),
             latent_moe_use_norm=text.get("latent_moe_use_norm", False),
-            routed_scaling_factor=text.get("routed_scaling_factor", 1.0),
+            routed_scaling_factor=float(text.get("routed_scaling_factor", 1.0)),
             moe_renormalize=text.get("moe_renormalize", True),
             hidden_act=hidden_act,
-            situ_beta=text.get("activation_situ_beta"),
-            situ_linear_beta=text.get("activation_situ_linear_beta"),
+            situ_beta=_float(text.get("activation_situ_beta")),
+            situ_linear_beta=_float(text.get("activation_situ_linear_beta")),
             attn_res_block_size=text.get("attn_res_block_size"),
             bos_token_id=token("bos_token_id"),
             eos_token_id=token("eos_token_id"),
             pad_token_id=token("pad_token_id"),
             quant_method=quantization.get("quant_method"),
+            quant_format=quantization.get("format"),
         )
 
 
@@ -252,58 +186,17 @@ def read_config_json(model_dir: Path) -> dict[str, Any]:
     return config
 
 
-def _with_aliases(text: Mapping[str, Any]) -> dict[str, Any]:
-    """Kimi-Linear releases spell three keys differently."""
-    aliases = {
-        "model_max_length": "max_position_embeddings",
-        "num_experts_per_tok": "num_experts_per_token",
-        "n_shared_experts": "num_shared_experts",
-    }
-    return {aliases.get(key, key): value for key, value in text.items()}
-
-
-def _check_keys(text: Mapping[str, Any]) -> None:
-    problems = [
-        f"{key} is missing" for key in (*_REQUIRED, "num_experts_per_token") if key not in text
-    ]
-    for key, allowed in _FIXED.items():
-        if key in text and text[key] not in allowed:
-            problems.append(f"{key}={text[key]!r} is not supported; expected {allowed[0]!r}")
-    known = {*_READ, *_FIXED} | _INERT
-    problems += [
-        f"{key}={value!r} is unknown and could change the forward"
-        for key, value in text.items()
-        if key not in known
-    ]
-    linear = text.get("linear_attn_config")
-    if isinstance(linear, Mapping):
-        needed = ("num_heads", "head_dim", "short_conv_kernel_size", "full_attn_layers")
-        problems += [f"linear_attn_config.{key} is missing" for key in needed if key not in linear]
-        problems += [
-            f"linear_attn_config.{key}={value!r} is unknown and could change the forward"
-            for key, value in linear.items()
-            if key not in _LINEAR_READ
-        ]
-    elif "linear_attn_config" in text:
-        problems.append("linear_attn_config must be an object")
-    problems += [
-        f"{key}={text[key]!r} must be a positive integer"
-        for key in _REQUIRED
-        if key in text and key != "linear_attn_config" and not _is_positive(text[key])
-    ]
-    if problems:
-        raise ConfigError("config.json: " + "; ".join(problems))
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def _float(value: float | None) -> float | None:
+    """JSON writes a whole number without a point."""
+    return None if value is None else float(value)
 
 
 def _mla_layers(linear: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """0-based MLA layers from the published 1-based lists, which must cover every layer once."""
     full = sorted(layer - 1 for layer in linear["full_attn_layers"])
     kda = sorted(layer - 1 for layer in linear.get("kda_layers", []))
-    if "kda_layers" in linear and sorted(full + kda) != list(range(num_layers)):
+    covers = len(full) + len(kda) == num_layers and sorted(full + kda) == list(range(num_layers))
+    if "kda_layers" in linear and not covers:
         raise ConfigError(
             "linear_attn_config: full_attn_layers and kda_layers (1-based) must list each of "
             f"the {num_layers} layers exactly once"

@@ -1,6 +1,7 @@
 """From a checkpoint directory to something that runs plans on this process's device."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class Opened:
     local_size: int = 1
     """Ranks that share this host's cores."""
 
-    def plan(self, rank: int) -> Plan:
+    def plan(self, rank: int, resolve: Callable[..., Plan] = resolve) -> Plan:
         """The program of a rank.
 
         Raises:
@@ -68,16 +69,22 @@ def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1
     return Opened(config, model, tokenizer, device, local_size)
 
 
-def open_checkpoint(config: EngineConfig, *, rank_main: str = RANK_MAIN) -> OpenModel:
+def open_checkpoint(
+    config: EngineConfig,
+    *,
+    resolve: Callable[..., Plan] = resolve,
+    rank_main: str = RANK_MAIN,
+) -> OpenModel:
     """Reads configuration and tokenizer, and resolves the target; the weights come with `load`.
 
     Args:
+        resolve: as tercel.targets.load.resolve; another one serves another plan, on one rank.
         rank_main: module:function that a process of a rank runs, where the layout has several.
     Raises:
         ConfigError, CheckpointError, NoTarget: what is wrong, and the fix.
     """
     opened = open_files(config)
-    plan = opened.plan(0)
+    plan = opened.plan(0, resolve)
 
     def load(progress: ReportProgress | None) -> Runner:
         if plan.place.layout.world_size > 1:

@@ -65,6 +65,7 @@ class Engine:
         self._counters = Counters()
         self._requests: dict[str, Request] = {}
         self._is_usable = True
+        self._is_closed = False
         self._runner = model.load(progress)
 
     @property
@@ -123,7 +124,13 @@ class Engine:
         return [self._record(self._requests[p.sequence.request_id].advance(p)) for p in progress]
 
     def stats(self) -> Stats:
-        """A snapshot of the load and of all counts since the start."""
+        """A snapshot of the load and of all counts since the start.
+
+        Raises:
+            EngineError: the engine is closed.
+        """
+        if self._is_closed:
+            raise EngineError("the engine is closed; create another")
         usage = Usage(
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
@@ -144,7 +151,9 @@ class Engine:
     def close(self) -> None:
         """Frees the model; may be called again."""
         self._is_usable = False
-        self._runner.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._runner.close()
 
     def _run(self, plan: StepPlan) -> StepResult:
         self._is_usable = False

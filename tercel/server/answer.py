@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from msgspec import Struct
+from starlette.requests import ClientDisconnect
 
 from tercel.errors import TercelError
 from tercel.server.errors import error_body
@@ -45,7 +46,11 @@ async def answer(
         RequestError: as `prepare`, or the engine refuses the request.
         EngineError: the engine failed before the first token.
     """
-    job = await asyncio.to_thread(prepare, service, await request.body())
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    job = await asyncio.to_thread(prepare, service, body)
     chunks = job.chunks()
     try:
         if not job.is_stream:

@@ -11,6 +11,7 @@ from tercel.weights.build import Build, Packs, Progress, check_packs
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.manifest import account, checkpoint_table
 from tercel.weights.problems import raise_problems
+from tercel.weights.quantization import COMPRESSED
 from tercel.weights.rows import Node
 from tercel.weights.table import KIMI_K3, model_table
 
@@ -93,6 +94,11 @@ def _declared_table(config: ModelConfig, layout: Layout, rank: int) -> Node:
     if config.quant_method not in formats:
         known = " or ".join(name for name in formats if name)
         raise ConfigError(f"quant_method={config.quant_method!r} is not supported; use {known}")
+    if config.quant_format not in (None, *COMPRESSED):
+        raise ConfigError(
+            f"quantization_config.format={config.quant_format!r} is not supported; "
+            f"use {' or '.join(COMPRESSED)}"
+        )
     layers = layout.stage_layers(rank, config.num_hidden_layers)
     return model_table(config, KIMI_K3, lambda key: formats[config.quant_method], layers)
 

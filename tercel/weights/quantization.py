@@ -17,7 +17,8 @@ from tercel.weights.table import Family, model_table
 ROUTED, ATTENTION, DENSE = "routed experts", "attention projections", "other matrices"
 """Kinds of matrices that formats tell apart."""
 
-_COMPRESSED = {"mxfp4-pack-quantized": "mxfp4"}
+COMPRESSED = {"mxfp4-pack-quantized": "mxfp4"}
+"""Formats of compressed-tensors that are read."""
 _MODELOPT = {"NVFP4": "nvfp4", "W4A16_NVFP4": "nvfp4", "FP8_PB_WO": "fp8_block"}
 _NVFP4_BLOCK = 16
 _PRODUCER = {"name": "modelopt", "version": "tercel"}
@@ -88,10 +89,10 @@ def declared_format(config_json: Mapping[str, Any]) -> Callable[[str], str]:
     if declared.get("quant_method") == "modelopt_mixed":
         return _declared_by_layer(declared.get("quantized_layers", {}))
     name = declared.get("format")
-    if name not in _COMPRESSED:
-        known = ", ".join(_COMPRESSED)
+    if name not in COMPRESSED:
+        known = ", ".join(COMPRESSED)
         raise ConfigError(f"quantization_config.format={name!r} is unknown; expected {known}")
-    return lambda key: _COMPRESSED[name]
+    return lambda key: COMPRESSED[name]
 
 
 def _declared_by_layer(layers: Mapping[str, Any]) -> Callable[[str], str]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tercel.core.config_keys import check_keys, with_aliases
 from tercel.errors import ConfigError
 from tercel.weights.manifest import manifest_from_config
 from tercel.weights.published import published_config
@@ -49,6 +50,8 @@ def tiny_config(
         changes: keys of the text model, dotted within linear_attn_config, e.g.
             {"num_experts": 8, "linear_attn_config.head_dim": 32}. The layers that are MLA follow
             from num_hidden_layers unless they are given.
+    Raises:
+        ConfigError: the family or a key of `changes` is unknown, or a value is wrong.
     """
     if family not in FAMILIES:
         raise ConfigError(f"family: {family!r} is unknown; there is {', '.join(FAMILIES)}")
@@ -64,6 +67,7 @@ def tiny_config(
         values = {**_TINY, "model_max_length": 8192, **wide}
     text = config.get("text_config", config)
     _apply(text, {**values, "vocab_size": vocab_size, **(changes or {})})
+    check_keys(with_aliases(text))
     _list_layers(text, changes or {})
     base = vocab_size - 256
     for level in (config, text):

@@ -1,50 +1,18 @@
 """The reference against logits that mlx-lm and transformers computed (tools/oracle_vectors.py)."""
 
 import hashlib
-import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 
 from tercel.reference import kimi_k3
-from tercel.reference.kimi_k3 import Config, KimiDeltaAttention, Model
-from tercel.reference.weights import load_checkpoint_tensors
-
-ROOT = Path(__file__).parents[2]
-TOLERANCE = {"kimi_k3": 1e-3, "kimi_linear": 1e-4}
-"""max|a - b| / max|b|. Measured 2.9e-5 and 7.5e-6, the size of either side's own fp32 rounding."""
-
-
-@dataclass(frozen=True)
-class Vector:
-    config: Config
-    tensors: dict[str, Tensor]
-    tokens: Tensor
-    logits: Tensor
-
-    def run(self, config: Config | None = None, tensors: dict[str, Tensor] | None = None) -> Tensor:
-        model = Model(config or self.config)
-        load_checkpoint_tensors(model, tensors or self.tensors)
-        with torch.no_grad():
-            return model(self.tokens)
-
-    def error(self, logits: Tensor) -> float:
-        return float((logits - self.logits).abs().max() / self.logits.abs().max())
-
-
-def read(name: str) -> Vector:
-    path = ROOT / "tests/vectors" / name
-    expected = load_file(path / "expected.safetensors")
-    config = Config.from_dict(json.loads((path / "config.json").read_text()))
-    tensors = load_file(path / "model.safetensors")
-    return Vector(config, tensors, expected["tokens"], expected["logits"])
+from tercel.reference.kimi_k3 import KimiDeltaAttention
+from tests.reference.vectors import ROOT, TOLERANCE, Vector, read
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +96,7 @@ def test_a_wrong_decay_is_seen(
 def test_snapshots_one_layer_off_are_seen(
     k3: Vector, shift: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def shifted(self: kimi_k3.Layer, c: Config, index: int, *functions: object) -> None:
+    def shifted(self: kimi_k3.Layer, c: kimi_k3.Config, index: int, *functions: object) -> None:
         original(self, c, index, *functions)
         self.starts_block = (index - shift) % c.attn_res_block_size == 0
 

@@ -1,5 +1,6 @@
 """Every op folder is complete, and its parts agree."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -9,6 +10,7 @@ import torch
 
 from tercel.contract import Arg, Op
 from tercel.contract.check import draw
+from tercel.contract.op import Deferred
 from tests.rules.sources import OP_FOLDERS, ROOT
 
 REQUIRED = ("__init__.py", "contract.py", "reference.py", "op.py")
@@ -18,6 +20,16 @@ TOGETHER = ("bench.py", "receipts.json")
 def load(folder) -> Op:
     module = ".".join(folder.relative_to(ROOT).parts)
     return getattr(importlib.import_module(f"{module}.op"), folder.name)
+
+
+def parameters(run) -> list[str]:
+    """Of an implementation; a kernel's are read, since its language may not be installed."""
+    if not isinstance(run, Deferred):
+        return list(inspect.signature(run).parameters)
+    path = ROOT / (run.__module__.replace(".", "/") + ".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    (found,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == run.__name__)
+    return [arg.arg for arg in (*found.args.args, *found.args.kwonlyargs)]
 
 
 @pytest.mark.parametrize("folder", OP_FOLDERS, ids=lambda path: path.name)
@@ -32,10 +44,14 @@ class TestFolder:
         has_kernel = any(folder.glob("kernel_*.py"))
         assert [(folder / name).is_file() for name in TOGETHER] == [has_kernel] * len(TOGETHER)
 
+    def test_every_kernel_is_an_implementation(self, folder):
+        languages = {path.stem.removeprefix("kernel_") for path in folder.glob("kernel_*.py")}
+        assert languages <= set(load(folder).implementations)
+
     def test_implementations_repeat_the_signature(self, folder):
         op = load(folder)
         for implementation in op.implementations.values():
-            names = list(inspect.signature(implementation.run).parameters)
+            names = parameters(implementation.run)
             assert names == list(op.signature.parameters), implementation.name
 
     def test_contract_is_documented(self, folder):

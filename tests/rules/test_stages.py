@@ -16,6 +16,7 @@ STAGES = {
     "runtime": "tests/runtime",
     "server": "tests/server",
     "end_to_end": "tests/end_to_end",
+    "benchmarks": "tests/benchmarks",
     "gpu": "tests/gpu",
     "ops": "tercel/ops",
 }

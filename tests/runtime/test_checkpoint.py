@@ -1,5 +1,6 @@
 """The engine on a tiny random checkpoint: everything real but the weights."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from tercel.config import EngineConfig, SamplingParams
+from tercel.core.model import read_config_json
 from tercel.errors import CheckpointError, ConfigError
 from tercel.runtime.checkpoint import open_checkpoint
 from tercel.runtime.llm import LLM
@@ -88,11 +90,30 @@ def test_random_weights_need_no_tensors(model_dir, tmp_path):
         LLM(tmp_path, **OPTIONS)
 
 
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"quant_method": "awq"}, "quant_method='awq' is not supported"),
+        (
+            {"quant_method": "compressed-tensors", "format": "int4"},
+            "format='int4' is not supported",
+        ),
+    ],
+)
+def test_refuses_an_unknown_quantization(model_dir, tmp_path, declared, message):
+    config = read_config_json(model_dir) | {"quantization_config": declared}
+    config.get("text_config", {}).pop("quantization_config", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(model_dir / "tiktoken.model", tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        open_checkpoint(EngineConfig(model=str(tmp_path)))
+
+
 def test_refused_before_the_weights(model_dir, tmp_path):
     with pytest.raises(ConfigError, match="is not a directory"):
         open_checkpoint(EngineConfig(model="nowhere"))
-    with pytest.raises(ConfigError, match="needs 2 ranks"):
-        open_checkpoint(EngineConfig(model=str(model_dir), layout="tp2"))
+    with pytest.raises(ConfigError, match="does not divide by tp 3"):
+        open_checkpoint(EngineConfig(model=str(model_dir), layout="tp3"))
     write_rank_file(tmp_path / "tiktoken.model", [*byte_tokens(), b"one more"])
     shutil.copy(model_dir / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match="belongs to another model"):

@@ -253,6 +253,15 @@ def test_a_refused_request_leaves_the_engine_usable():
     assert not engine.has_work
 
 
+def test_a_closed_engine_says_so():
+    engine = create()
+    engine.close()
+    engine.close()
+    for call in (engine.step, engine.stats):
+        with pytest.raises(EngineError, match="closed"):
+            call()
+
+
 def test_an_engine_whose_model_failed_refuses_work():
     def fail(history, seed, vocab_size):
         raise RuntimeError("device lost")

@@ -64,7 +64,7 @@ def test_generates_like_the_engine_in_process():
         return whole, await client.stats(), client.limits
 
     whole, stats, limits = run(scenario, progress=lambda *report: seen.append(report))
-    assert seen == [(1, 1)]
+    assert seen == [(1, 1, "")]
     assert len({"".join(output.text for output in outputs) for outputs in whole}) == 1
     for outputs in whole:
         assert outputs[-1].finish_reason == "length"
@@ -77,7 +77,7 @@ def test_generates_like_the_engine_in_process():
 def test_refusals_name_the_field_and_leave_the_core_alive():
     async def scenario(client):
         with pytest.raises(RequestError, match="context limit") as caught:
-            client.generate("a", PROMPT * 20, LONG)
+            client.generate("a", PROMPT * 1000, LONG)
         assert caught.value.field == "prompt"
         running = client.generate("a", PROMPT, LONG)
         await anext(running)
@@ -86,7 +86,7 @@ def test_refusals_name_the_field_and_leave_the_core_alive():
         await running.aclose()
         return await collect(client, "b", SamplingParams(max_tokens=2))
 
-    assert run(scenario)[-1].finish_reason in ("length", "stop")
+    assert run(scenario, "open_slow")[-1].finish_reason in ("length", "stop")
 
 
 def test_closing_the_iterator_aborts_the_request():

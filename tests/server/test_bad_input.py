@@ -88,6 +88,7 @@ def system_tools(*tools: Any) -> dict[str, Any]:
         (GOOD | {"n": 2}, "n", "use 1"),
         (GOOD | {"stop": [1]}, "stop", "strings"),
         (GOOD | {"stop": ""}, "stop", "empty"),
+        (GOOD | {"stop": ["x"] * 65}, "stop", "65 strings are more than 64"),
         (GOOD | {"seed": -1}, "seed", "outside"),
         (GOOD | {"logit_bias": {"x": 1}}, "logit_bias", "token id"),
         (GOOD | {"logit_bias": {"99999": 1}}, "logit_bias", "99999"),

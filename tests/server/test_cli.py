@@ -152,6 +152,21 @@ def test_generate_raw_from_standard_input(
     assert (answer["text"], answer["finish_reason"]) == ("!!!", "stop")
 
 
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_standard_input_that_is_not_utf8(
+    command: str,
+    llm: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm(echo)
+    raw = io.BytesIO(b"a \xff b\n")
+    text = io.TextIOWrapper(raw, encoding="utf-8", errors="surrogateescape")
+    monkeypatch.setattr("sys.stdin", text)
+    assert main([command, "nano"]) == 1
+    assert "prompt: standard input is not UTF-8" in capsys.readouterr().err
+
+
 def piped(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
 

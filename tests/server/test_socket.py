@@ -95,6 +95,19 @@ def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
         assert process.end()["aborted"] == 1
 
 
+def test_a_client_that_leaves_within_its_request_is_no_error() -> None:
+    with server() as process:
+        process.line()
+        host, _, port = process.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port))) as client:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n"
+            client.sendall(head.encode() + b"{")
+            time.sleep(0.2)
+        assert httpx.post(process.url + CHAT, json=BODY).status_code == 200
+        process.send(signal.SIGTERM)
+        assert process.end()["aborted"] == 0
+
+
 def test_ctrl_c_lets_a_request_finish() -> None:
     with server(delay_s=0.005) as process:
         process.line()

@@ -54,8 +54,12 @@ def checkpoint(family: str) -> Path:
 @cache
 def reference(family: str) -> Model:
     """The oracle with the checkpoint's weights, in fp64: the more accurate side."""
+    return reference_in(family, torch.float64)
+
+
+def reference_in(family: str, dtype: torch.dtype) -> Model:
     path = checkpoint(family)
-    model = Model(Config.from_dict(read_config_json(path))).double().eval()
+    model = Model(Config.from_dict(read_config_json(path))).to(dtype).eval()
     load_checkpoint_tensors(model, tensors_of(path))
     return model
 

@@ -80,13 +80,55 @@ def test_kimi_linear_spellings():
         ({"hidden_act": "gelu"}, "hidden_act: 'gelu' is not supported"),
         ({"hidden_size": -1}, "hidden_size=-1 must be a positive integer"),
         ({"hidden_size": "64"}, "hidden_size='64' must be a positive integer"),
-        ({"linear_attn_config": []}, "linear_attn_config must be an object"),
+        ({"linear_attn_config": []}, "linear_attn_config=\\[\\] must be an object"),
         ({"n_group": 4}, "n_group=4"),
+        ({"q_lora_rank": "x"}, "q_lora_rank='x' must be a positive integer"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers=1"),
+        ({"first_k_dense_replace": -1}, "first_k_dense_replace=-1 must be a layer number"),
+        ({"attn_res_block_size": 0}, "attn_res_block_size=0 must be a positive integer"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps=nan must be a positive number"),
+        ({"moe_renormalize": "no"}, "moe_renormalize='no' must be true or false"),
+        ({"max_position_embeddings": None}, "max_position_embeddings=None must be"),
+        ({"quantization_config": "fp8"}, "quantization_config='fp8' must be an object"),
+        ({"num_key_value_heads": 1}, "num_key_value_heads=1 is not supported"),
+        ({"num_experts_per_tok": 3}, "num_experts_per_token is given twice, as 2 and as 3"),
     ],
 )
 def test_refuses_keys(changes, message):
     with pytest.raises(ConfigError, match=message):
         ModelConfig.from_dict(k3_text(**changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"gate_lower_bound": 5},
+            "linear_attn_config.gate_lower_bound=5 must be a negative",
+        ),
+        ({"num_heads": "4"}, "linear_attn_config.num_heads='4' must be a positive integer"),
+        ({"full_attn_layers": 3}, "linear_attn_config.full_attn_layers=3 must be a list"),
+        ({"kda_layers": [None]}, r"linear_attn_config.kda_layers=\[None\] must be a list"),
+        ({"window": 8}, "linear_attn_config.window=8 is unknown and could change the forward"),
+    ],
+)
+def test_refuses_keys_of_linear_attention(changes, message):
+    linear = {**k3_text()["linear_attn_config"], **changes}
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_dict(k3_text(linear_attn_config=linear))
+
+
+def test_refuses_keys_beside_the_text_model():
+    for key, value in {"tie_word_embeddings": True, "sliding_window": 8}.items():
+        with pytest.raises(ConfigError, match=f"{key}={value}"):
+            ModelConfig.from_dict({"text_config": k3_text(), key: value})
+
+
+def test_whole_numbers_are_numbers():
+    linear = {**k3_text()["linear_attn_config"], "gate_lower_bound": -5}
+    config = ModelConfig.from_dict(k3_text(activation_situ_beta=4, linear_attn_config=linear))
+    assert (config.situ_beta, config.kda_gate_lower_bound) == (4.0, -5.0)
+    assert isinstance(config.kda_gate_lower_bound, float)
 
 
 def test_refuses_layers_that_are_listed_twice_or_never():
@@ -213,6 +255,8 @@ def test_layouts_that_do_not_divide(layout, message):
         ("logprobs", 21),
         ("seed", -1),
         ("stop", ("",)),
+        ("stop", "END"),
+        ("stop", ("x",) * 65),
         ("logit_bias", {3: 200.0}),
         ("temprature", 1.0),
     ],

@@ -1,6 +1,6 @@
 """Trains nano's rank file: K3's split pattern, 1024 base tokens, none with two digits.
 
-python -m training.nano.tokenizer --gsm8k train.jsonl --out checkpoints/nano/tiktoken.model
+python -m training.nano.tokenizer --gsm8k train.jsonl --out checkpoints/nano
 """
 
 import argparse

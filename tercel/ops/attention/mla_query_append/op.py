@@ -2,12 +2,13 @@
 
 import torch
 
-from tercel.contract import operation, reference
+from tercel.contract import operation, portable, reference
+from tercel.ops.attention.mla_query_append import portable as few_calls
 from tercel.ops.attention.mla_query_append import reference as naive
 from tercel.ops.attention.mla_query_append.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.mla_query_append))
+@operation(CONTRACT, reference(naive.mla_query_append), portable(few_calls.mla_query_append))
 def mla_query_append(
     q: torch.Tensor,
     q_norm: torch.Tensor | None,

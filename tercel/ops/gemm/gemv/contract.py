@@ -27,5 +27,6 @@ CONTRACT = Contract(
     tolerance=TOLERANCE,
     hazards=(
         Hazard("capacity", f"more than {MAX_ROWS} rows: use gemm/linear", ("x",), raises=True),
+        Hazard("early_read", "the weight is read before the wait", ("weight",)),
     ),
 )

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import (
     check_cell,
     check_control,
@@ -10,8 +11,14 @@ from tercel.contract.check import (
     check_roundings,
 )
 from tercel.ops.norm.add_attn_res_rms_norm import CONTRACT, add_attn_res_rms_norm
+from tests.interpreter import INTERPRETED, REASON
 
 CELL = CONTRACT.cells[1]
+EXTREMES = (
+    Cell("no snapshot", S=0, T=2, N=96, prefix=True),
+    Cell("one snapshot, width no power of two", S=1, T=2, N=160, prefix=True),
+    Cell("most snapshots", S=11, T=2, N=96, prefix=True),
+)
 PORTABLE = add_attn_res_rms_norm.portable.name
 
 
@@ -57,3 +64,19 @@ def test_control_selects_with_the_old_prefix():
         return normed, prefix + x, mixture
 
     check_control(add_attn_res_rms_norm, CELL, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", (*CONTRACT.cells[:4], *EXTREMES), ids=str)
+    def test_cells(self, cell, dtype):
+        check_cell(add_attn_res_rms_norm, cell, "triton", dtype=dtype)
+
+    @pytest.mark.parametrize("cell", CONTRACT.cells[1:3], ids=str)
+    def test_roundings(self, cell):
+        check_roundings(add_attn_res_rms_norm, cell, "triton")
+
+    @pytest.mark.parametrize("cell", CONTRACT.cells[1:3], ids=str)
+    def test_replay(self, cell):
+        check_replay(add_attn_res_rms_norm, cell, "triton")

@@ -1,0 +1,5 @@
+"""Op tests run Triton kernels interpreted where there is no GPU."""
+
+from tests.interpreter import enable
+
+enable()

@@ -1,0 +1,53 @@
+"""Triton's interpreter, and what tests.interpreter mends in it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.interpreter import INTERPRETED, REASON
+from tests.rules.sources import ROOT
+
+pytestmark = pytest.mark.skipif(not INTERPRETED, reason=REASON)
+
+PROBE = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+if {mended}:
+    from tests.interpreter import enable
+    enable()
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def product(a, b, c):
+    i, j = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
+    at = i * 16 + j
+    tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at)))
+
+@triton.jit
+def rounded(a, c):
+    i = tl.arange(0, 256)
+    tl.store(c + i, tl.load(a + i).to(tl.bfloat16))
+
+torch.manual_seed(0)
+a, b = torch.randn(2, 16, 16).bfloat16()
+c = torch.empty(16, 16)
+product[(1,)](a, b, c)
+print(torch.allclose(c, a.float() @ b.float(), atol=1e-4))
+x, y = torch.randn(256), torch.empty(256).bfloat16()
+rounded[(1,)](x, y)
+print(torch.equal(y, x.bfloat16()))
+"""
+
+
+@pytest.mark.parametrize("mended", [True, False], ids=["mended", "as installed"])
+def test_bf16_dot_and_rounding(mended, tmp_path):
+    """The second case is the canary: when it passes as installed, the mending can go."""
+    script = tmp_path / "probe.py"
+    script.write_text(PROBE.format(mended=mended))
+    result = subprocess.run(
+        [sys.executable, script], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    assert result.stdout.split() == [str(mended)] * 2

@@ -1,0 +1,65 @@
+"""Triton kernels on a CPU: its interpreter, made right where it is wrong.
+
+Without a GPU the kernels of this project run interpreted. Three things need help: a dot of bf16
+multiplies the raw bits of its operands, a cast of fp32 to bf16 cuts bits off instead of rounding
+to nearest, and the grid-dependency instructions are unknown.
+"""
+
+import importlib.util
+import os
+
+import numpy as np
+import torch
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = HAS_TRITON and not torch.cuda.is_available()
+REASON = "needs Triton's interpreter"
+
+
+def enable() -> None:
+    """Called before anything imports triton, which decides at import how it runs functions."""
+    if not INTERPRETED:
+        return
+    os.environ["TRITON_INTERPRET"] = "1"
+    from triton.language.extra import cuda
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    cuda.gdc_wait = cuda.gdc_launch_dependents = _nothing
+    if InterpreterBuilder.create_dot is not _dot:
+        for name, mended in (("create_dot", _dot), ("cast_impl", _cast)):
+            setattr(InterpreterBuilder, f"plain_{name}", getattr(InterpreterBuilder, name))
+            setattr(InterpreterBuilder, name, mended)
+
+
+def _nothing(_semantic=None) -> None:
+    """One program at a time: there is nobody to wait for."""
+
+
+def _dot(builder, a, b, d, input_precision, max_num_imprecise_acc):
+    """The interpreter's dot, with bf16 operands widened to fp32."""
+    import triton.language as tl
+
+    a, b = (_cast(builder, x, tl.float32) if _is_bf16(x.dtype) else x for x in (a, b))
+    return builder.plain_create_dot(a, b, d, input_precision, max_num_imprecise_acc)
+
+
+def _cast(builder, value, dst_type):
+    """The interpreter's cast, with torch's rounding between fp32 and bf16."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    source, target = value.dtype.scalar, dst_type.scalar
+    if source == tl.float32 and _is_bf16(target):
+        rounded = torch.from_numpy(np.ascontiguousarray(value.data)).bfloat16()
+        data = rounded.view(torch.int16).numpy().view(np.uint16)
+    elif _is_bf16(source) and target == tl.float32:
+        data = (value.data.astype(np.uint32) << 16).view(np.float32)
+    else:
+        return builder.plain_cast_impl(value, dst_type)
+    return TensorHandle(data, target)
+
+
+def _is_bf16(dtype) -> bool:
+    import triton.language as tl
+
+    return bool(dtype.scalar == tl.bfloat16)
