@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 _LARGEST = 2**31 - 1
 """Of integers without a limit of their own: they travel to other processes and to devices."""
+_LONGEST_S = 86400
 MAX_STOPS = 64
 """Stop strings of one request: each is looked for after every token."""
-_LONGEST_S = 86400
 
 
 @dataclass(frozen=True)

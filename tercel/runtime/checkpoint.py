@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,15 @@ class Opened:
     device: torch.device
     local_size: int = 1
     """Ranks that share this host's cores."""
-    resolve: Callable[..., Plan] = resolve
-    """As tercel.targets.load.resolve; another one serves another plan."""
 
-    def plan(self, rank: int) -> Plan:
+    def plan(self, rank: int, resolve: Callable[..., Plan] = resolve) -> Plan:
         """The program of a rank.
 
         Raises:
             ConfigError, NoTarget: what is wrong with the configuration, and the fix.
         """
         arch, dtype = arch_of(self.device), dtype_of(self.config, self.device)
-        return self.resolve(self.model, self.config, arch=arch, dtype=dtype, rank=rank)
+        return resolve(self.model, self.config, arch=arch, dtype=dtype, rank=rank)
 
 
 def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1) -> Opened:
@@ -74,19 +72,19 @@ def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1
 def open_checkpoint(
     config: EngineConfig,
     *,
-    rank_main: str = RANK_MAIN,
     resolve: Callable[..., Plan] = resolve,
+    rank_main: str = RANK_MAIN,
 ) -> OpenModel:
     """Reads configuration and tokenizer, and resolves the target; the weights come with `load`.
 
     Args:
-        resolve: as tercel.targets.load.resolve; another one serves another plan, here.
+        resolve: as tercel.targets.load.resolve; another one serves another plan, on one rank.
         rank_main: module:function that a process of a rank runs, where the layout has several.
     Raises:
         ConfigError, CheckpointError, NoTarget: what is wrong, and the fix.
     """
-    opened = replace(open_files(config), resolve=resolve)
-    plan = opened.plan(0)
+    opened = open_files(config)
+    plan = opened.plan(0, resolve)
 
     def load(progress: ReportProgress | None) -> Runner:
         if plan.place.layout.world_size > 1:

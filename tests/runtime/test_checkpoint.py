@@ -112,8 +112,8 @@ def test_refuses_an_unknown_quantization(model_dir, tmp_path, declared, message)
 def test_refused_before_the_weights(model_dir, tmp_path):
     with pytest.raises(ConfigError, match="is not a directory"):
         open_checkpoint(EngineConfig(model="nowhere"))
-    with pytest.raises(ConfigError, match="needs 2 ranks"):
-        open_checkpoint(EngineConfig(model=str(model_dir), layout="tp2"))
+    with pytest.raises(ConfigError, match="does not divide by tp 3"):
+        open_checkpoint(EngineConfig(model=str(model_dir), layout="tp3"))
     write_rank_file(tmp_path / "tiktoken.model", [*byte_tokens(), b"one more"])
     shutil.copy(model_dir / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match="belongs to another model"):

@@ -64,7 +64,7 @@ def test_generates_like_the_engine_in_process():
         return whole, await client.stats(), client.limits
 
     whole, stats, limits = run(scenario, progress=lambda *report: seen.append(report))
-    assert seen == [(1, 1)]
+    assert seen == [(1, 1, "")]
     assert len({"".join(output.text for output in outputs) for outputs in whole}) == 1
     for outputs in whole:
         assert outputs[-1].finish_reason == "length"
