@@ -25,8 +25,8 @@ def attn_res(
     """The softmax mixture of the rows bank [S, T, N] and prefix [T, N]; one rounding."""
     tokens, width = prefix.shape
     flat = wide(torch.cat((bank.flatten(0, 1), prefix)))
-    norm = torch.linalg.vector_norm(flat, 2, -1)
-    scale = torch.addcmul(norm.new_full((), eps), norm, norm, value=1.0 / width).rsqrt_()
+    total = (flat * flat).sum(-1)
+    scale = torch.add(total.new_full((), eps), total, alpha=1.0 / width).rsqrt_()
     scores = torch.mv(flat, wide(res_norm) * wide(res_proj)).mul_(scale)
     if tokens == 1:
         mixture = torch.mm(torch.softmax(scores, 0).unsqueeze(0), flat)
