@@ -80,8 +80,8 @@ def mixed_batches(family: str, texts: Texts) -> Pairs:
     wanted = {name: expected(family, text) for name, text in rest.items()}
     prompts = {name: rng.randint(1, len(text)) for name, text in rest.items()}
     while running := [name for name, text in rest.items() if text]:
-        chunks: dict[str, list[int]] = {}
-        steps: dict[str, list[int]] = {}
+        chunks: dict[str, Sequence[int]] = {}
+        steps: dict[str, Sequence[int]] = {}
         for name in rng.sample(running, rng.randint(1, len(running))):
             prompt_left = prompts[name] - session.requests.get(name, 0)
             part, size = (chunks, rng.randint(1, prompt_left)) if prompt_left > 0 else (steps, 1)

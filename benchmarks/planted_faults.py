@@ -17,10 +17,9 @@ from benchmarks.paths import NANO, Model
 from tercel.cli.options import Json
 from tercel.cli.progress import counting_bar
 from tercel.core.cache import ModelCache
-from tercel.core.group import Group
+from tercel.core.group import Groups
 from tercel.core.inputs import StepInputs
 from tercel.core.parameters import ModelWeights
-from tercel.core.step import StepClass
 from tercel.gates.accuracy import AccuracyGate
 from tercel.runtime.checkpoint import open_checkpoint
 from tercel.runtime.llm import LLM
@@ -35,12 +34,12 @@ COST = 0.10
 class WrongKdaSlot(Program):
     """Decode rows read and write the state of the slot after their own."""
 
-    def run(self, inputs: StepInputs, cache: ModelCache, step_class: StepClass) -> torch.Tensor:
+    def run(self, inputs: StepInputs, cache: ModelCache, *rest: Any) -> torch.Tensor | None:
         verify = inputs.verify
         if verify is not None:
             live = next(iter(cache.kda.values())).recurrent.shape[0] - 1
             inputs = replace(inputs, verify=replace(verify, slots=verify.slots % live + 1))
-        return super().run(inputs, cache, step_class)
+        return super().run(inputs, cache, *rest)
 
 
 class DroppedExpert(Program):
@@ -70,10 +69,10 @@ def without_first_expert(bound: Bound) -> Bound:
 class AnotherLayersState(Program):
     """The second KDA layer keeps its state where the first one keeps its own."""
 
-    def run(self, inputs: StepInputs, cache: ModelCache, step_class: StepClass) -> torch.Tensor:
+    def run(self, inputs: StepInputs, cache: ModelCache, *rest: Any) -> torch.Tensor | None:
         first, second, *_ = cache.kda
         kda = {**cache.kda, second: cache.kda[first]}
-        return super().run(inputs, replace(cache, kda=kda), step_class)
+        return super().run(inputs, replace(cache, kda=kda), *rest)
 
 
 FAULTS: dict[str, type[Program]] = {
@@ -89,8 +88,8 @@ class FaultyPlan(Plan):
 
     fault: type[Program]
 
-    def program(self, weights: ModelWeights, group: Group) -> Program:
-        return self.fault(self.route.row, self.binding, weights, group, self.place)
+    def program(self, weights: ModelWeights, groups: Groups) -> Program:
+        return self.fault(self.route.row, self.binding, weights, groups, self.place)
 
 
 def with_fault(fault: type[Program], *args: Any, **options: Any) -> FaultyPlan:

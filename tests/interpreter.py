@@ -7,6 +7,7 @@ to nearest, and the grid-dependency instructions are unknown.
 
 import importlib.util
 import os
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,19 +32,19 @@ def enable() -> None:
             setattr(InterpreterBuilder, name, mended)
 
 
-def _nothing(_semantic=None) -> None:
+def _nothing(_semantic: Any = None) -> None:
     """One program at a time: there is nobody to wait for."""
 
 
-def _dot(builder, a, b, d, input_precision, max_num_imprecise_acc):
+def _dot(builder: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
     """The interpreter's dot, with bf16 operands widened to fp32."""
     import triton.language as tl
 
     a, b = (_cast(builder, x, tl.float32) if _is_bf16(x.dtype) else x for x in (a, b))
-    return builder.plain_create_dot(a, b, d, input_precision, max_num_imprecise_acc)
+    return builder.plain_create_dot(a, b, d, *options)
 
 
-def _cast(builder, value, dst_type):
+def _cast(builder: Any, value: Any, dst_type: Any) -> Any:
     """The interpreter's cast, with torch's rounding between fp32 and bf16."""
     import triton.language as tl
     from triton.runtime.interpreter import TensorHandle
@@ -59,7 +60,7 @@ def _cast(builder, value, dst_type):
     return TensorHandle(data, target)
 
 
-def _is_bf16(dtype) -> bool:
+def _is_bf16(dtype: Any) -> bool:
     import triton.language as tl
 
     return bool(dtype.scalar == tl.bfloat16)

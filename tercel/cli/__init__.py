@@ -15,7 +15,7 @@ COMMANDS = {
     "generate": "Complete one prompt.",
     "serve": "Serve a model over an OpenAI-compatible HTTP API.",
     "explain": "Say which target serves a configuration, and why.",
-    "ops": "List the operations and where they are certified; import receipts.",
+    "ops": "List the certified operations.",
     "certify": "Check and time kernels on this GPU.",
     "gate": "Measure a model against what it must reach.",
     "checkpoint": "Inspect, count, convert and make checkpoints.",

@@ -8,9 +8,10 @@ import msgspec
 import torch
 import typer
 
+from tercel.cli.options import Json
 from tercel.contract import Op
 from tercel.contract.certify import certify
-from tercel.contract.receipt import CellResult, Status, status
+from tercel.contract.receipt import CellResult, Receipt, Status, status
 from tercel.contract.timing import copy_bandwidth
 from tercel.core.arch import Arch, arch_of
 from tercel.errors import CheckFailed, ConfigError
@@ -27,22 +28,22 @@ def command(
         list[str] | None,
         typer.Argument(metavar="OP", help="Ops by name; default: those that have changed."),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Certify kernels: every cell against the fp64 reference, graph replay, then time."""
     arch = _gpu()
     copy_rate = copy_bandwidth(COPY_BYTES, device="cuda")
-    typer.echo(f"{torch.cuda.get_device_name()}, copy {copy_rate / 1e9:.0f} GB/s")
+    if not as_json:
+        typer.echo(f"{torch.cuda.get_device_name()}, copy {copy_rate / 1e9:.0f} GB/s")
     receipts, failures = [], []
     for op, implementation in _wanted(names or [], arch):
-        typer.echo(f"{op.name} {implementation}")
         try:
             receipt = certify(op, implementation, arch, copy_bytes_per_s=copy_rate)
         except CheckFailed as failure:
             failures.append(f"{op.name} {implementation}: {failure}")
             continue
         receipts.append(receipt)
-        for cell in receipt.cells:
-            typer.echo(_line(cell, copy_rate))
+        typer.echo(msgspec.json.encode(receipt) if as_json else _text(receipt, copy_rate))
         out.write_bytes(msgspec.json.encode(receipts))
     if failures:
         raise CheckFailed("; ".join(failures))
@@ -70,6 +71,11 @@ def _wanted(names: list[str], arch: Arch) -> Iterator[tuple[Op[..., Any], str]]:
                 op.name in names if names else status(op, name, arch) != Status.CERTIFIED
             ):
                 yield op, name
+
+
+def _text(receipt: Receipt, copy_rate: float) -> str:
+    lines = [f"{receipt.op} {receipt.implementation}"]
+    return "\n".join([*lines, *(_line(cell, copy_rate) for cell in receipt.cells)])
 
 
 def _line(cell: CellResult, copy_rate: float) -> str:

@@ -62,6 +62,7 @@ def _entries(chosen: dict[str, Op[..., Any]]) -> list[dict[str, str]]:
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="A bundle that `tercel certify` wrote.")],
+    as_json: Json = False,
 ) -> None:
     """Put a bundle's receipts into the op folders, if they are of this source."""
     receipts = read_bundle(file)
@@ -71,7 +72,7 @@ def import_(
         raise ReceiptError(f"{file}: nothing imported; " + "; ".join(wrong))
     for name in sorted({receipt.op for receipt in receipts}):
         write_receipts(held[name], [receipt for receipt in receipts if receipt.op == name])
-        typer.echo(f"{name}: imported")
+        typer.echo(json.dumps({"imported": name}) if as_json else f"{name}: imported")
 
 
 def read_bundle(file: Path) -> tuple[Receipt, ...]:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar
 
-import torch
-
 from tercel.contract.contract import Contract, Cost
 from tercel.core.arch import Arch
 from tercel.errors import ContractError
@@ -156,7 +154,3 @@ def kernel(language: str, function: Callable[..., Any], **options: Any) -> Imple
     folder = function.__module__.rpartition(".")[0]
     run = Deferred(f"{folder}.kernel_{language}", function.__name__)
     return Implementation(language, run, **{"archs": GPU_ARCHS, **options})
-
-
-def is_meta(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "meta"

@@ -7,7 +7,8 @@ Both kernels load weights before the grid-dependency wait, which constants allow
 programmatic dependent launch the stream starts while the previous kernel still runs.
 
 - `_gemv_slice` holds a program's whole rows in registers and passes over them once per token:
-  no shared memory before the final reduction, and as many programs as a small weight needs.
+  no shared memory before the final reduction, and as many programs as a small weight needs. With
+  several tokens the compiler keeps the rows in fp32, twice the registers.
 - `_gemv_tiles` multiplies on tensor cores; each warp takes its own part of K, so that 16 rows of
   weight feed every warp, and two tiles are in flight before the wait.
 """
@@ -33,13 +34,14 @@ class Config(NamedTuple):
 
 
 CONFIGS: tuple[tuple[int, int, int, Config], ...] = (
-    (4, 1024, 1 << 30, Config(rows=16, warps=4)),
-    (4, 2048, 1 << 30, Config(rows=8, warps=4)),
+    (1, 1024, 1 << 30, Config(rows=16, warps=4)),
+    (1, 2048, 1 << 30, Config(rows=8, warps=4)),
     (8, 8192, 1024, Config(rows=2, warps=4)),
     (8, 1 << 30, 1 << 30, Config(rows=16, warps=8, tokens=8, depth=128)),
     (1 << 30, 1 << 30, 1 << 30, Config(rows=16, warps=8, tokens=16, depth=128)),
 )
-"""The first row whose limits on tokens, K and M hold a call decides."""
+"""The first row whose limits on tokens, K and M hold a call decides. Chosen by registers and counts
+of programs, not by time: benchmarks/gemv_configs.py measures them on a GPU."""
 
 
 def choose(tokens: int, depth: int, columns: int) -> Config:
