@@ -111,7 +111,7 @@ class _Rank:
         if opened.device.type == "cuda":
             torch.cuda.set_device(opened.device)
         plan = opened.plan(member.rank)
-        _send(self._socket, Report(report_of(opened)))
+        _send(self._socket, Report(report_of(opened, plan)))
         if not isinstance(self._receive(), Load):
             return
         weights = load_weights(opened, plan, throttled(self._report))
