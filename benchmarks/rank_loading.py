@@ -43,6 +43,7 @@ def main(
         model = Path(directory) / "model"
         make = ["checkpoint", "make-tiny", str(model), "--size-bytes", str(size_bytes)]
         python("tercel", *make, "--shards", str(shards))
+        os.sync()  # or the disk is busy writing them while they are read
         figures = (*bytes_per_rank(model), *speed(model, rounds))
     settings = {"size_bytes": size_bytes, "shards": shards, "rounds": rounds}
     publish(Report("Loading by rank", figures, settings), as_json)

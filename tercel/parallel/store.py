@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from tercel.core.member import Member
-from tercel.errors import ConfigError
+from tercel.errors import ConfigError, EngineError
 
 
 def open_store(member: Member, timeout_s: float, *, serve: bool = False) -> Store:
@@ -31,3 +31,18 @@ def open_store(member: Member, timeout_s: float, *, serve: bool = False) -> Stor
             f"running, and is the port free? ({str(error).splitlines()[0]})"
         ) from error
     return PrefixStore(f"tercel{member.prefix}", store)
+
+
+def wait_for(store: Store, key: str) -> bytes:
+    """The value of `key`, once another process has set it.
+
+    Raises:
+        EngineError: none has in the time of the store, or the store is gone.
+    """
+    try:
+        value: bytes = store.get(key)
+    except (dist.DistNetworkError, dist.DistStoreError) as error:
+        raise EngineError(
+            f"rank 0 has not started its engine ({str(error).splitlines()[0]}); see its own message"
+        ) from error
+    return value

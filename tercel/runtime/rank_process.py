@@ -25,7 +25,7 @@ from tercel.core.sampling import StepResult
 from tercel.core.step import StepPlan
 from tercel.errors import EngineError, TercelError
 from tercel.parallel.distributed import DistributedGroup
-from tercel.parallel.store import open_store
+from tercel.parallel.store import open_store, wait_for
 from tercel.runtime.checkpoint import Opened, load_weights, open_files, start_rank
 from tercel.runtime.lifeline import end_with_parent
 from tercel.runtime.messages import Failure
@@ -73,7 +73,7 @@ def run_rank(config: EngineConfig, member: Member, address: Address | None = Non
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     store = open_store(member, config.rank_deadline_s)
-    address = address or msgspec.json.decode(store.get(ADDRESS), type=Address)
+    address = address or msgspec.json.decode(wait_for(store, ADDRESS), type=Address)
     context = zmq.Context()
     socket = _connect(context, address.endpoint)
     _send(socket, Hello(member.rank, address.token, platform.node(), os.getpid()))
@@ -111,7 +111,7 @@ class _Rank:
         if opened.device.type == "cuda":
             torch.cuda.set_device(opened.device)
         plan = opened.plan(member.rank)
-        _send(self._socket, Report(report_of(opened)))
+        _send(self._socket, Report(report_of(opened, plan)))
         if not isinstance(self._receive(), Load):
             return
         weights = load_weights(opened, plan, throttled(self._report))

@@ -9,9 +9,9 @@ import torch
 
 import tercel
 from tercel.config import EngineConfig
-from tercel.core.layout import Layout
 from tercel.runtime.checkpoint import Opened
 from tercel.runtime.tokenizer import RANK_FILE
+from tercel.targets.load import Plan
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.fingerprint import file_hash, fingerprint
 
@@ -20,8 +20,8 @@ _PER_RANK = ("model", "num_threads")
 has."""
 
 
-def report_of(opened: Opened) -> dict[str, str]:
-    """This rank's side of the comparison."""
+def report_of(opened: Opened, plan: Plan) -> dict[str, str]:
+    """This rank's side of the comparison; `plan` is what it runs itself."""
     config, model_dir = opened.config, Path(opened.config.model)
     settings = {
         f"config.{name}": str(value)
@@ -37,14 +37,17 @@ def report_of(opened: Opened) -> dict[str, str]:
         "model config": file_hash(model_dir / "config.json")[:16],
         "tokenizer": file_hash(model_dir / RANK_FILE)[:16],
         "checkpoint": _checkpoint(config),
-        "program": program_of(opened)[:16],
+        "program": _program(opened, plan)[:16],
     }
 
 
-def program_of(opened: Opened) -> str:
+def _program(opened: Opened, plan: Plan) -> str:
     """The hash of what all ranks run: the ranks of a pipeline stage run the same program."""
-    layout = Layout.parse(opened.config.layout)
-    stages = [opened.plan(rank).digest for rank in range(0, layout.world_size, layout.tp)]
+    layout, own_stage = plan.place.layout, plan.place.rank // plan.place.layout.tp
+    stages = [
+        plan.digest if stage == own_stage else opened.plan(stage * layout.tp).digest
+        for stage in range(layout.pp)
+    ]
     return sha256(" ".join(stages).encode()).hexdigest()
 
 

@@ -5,13 +5,10 @@ makes no exchange, so that whatever a rank does, it can still say what happened 
 """
 
 import contextlib
-import secrets
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from socket import gethostbyname
 from typing import TypeVar
 
 import msgspec
@@ -22,39 +19,35 @@ from tercel.core.layout import Layout
 from tercel.core.member import Member
 from tercel.core.sampling import StepResult
 from tercel.core.step import StepPlan
-from tercel.errors import ConfigError, EngineError, ExchangeError
+from tercel.errors import ConfigError, EngineError
 from tercel.parallel.launch import local_members, member_of
 from tercel.parallel.store import open_store
 from tercel.runtime.messages import Failure
 from tercel.runtime.rank_agreement import check_agreement, name_ranks
+from tercel.runtime.rank_failure import cause, explain
 from tercel.runtime.rank_messages import (
     ADDRESS,
-    Address,
     AskCalls,
     Calls,
     Close,
     Done,
     Failed,
     FromRank,
-    Hello,
     Join,
     Joined,
     Load,
     Loaded,
     LoadedSome,
-    Ping,
     Report,
     Run,
     StartRank,
-    ToRank,
 )
+from tercel.runtime.rank_peers import Peers
 from tercel.runtime.runner import ReportProgress
 
 RANK_MAIN = "tercel.runtime.rank_process:main"
 _POLL_MS = 200
 """How soon a rank that died is noticed."""
-_HEARTBEAT_MS = 5000
-"""How often a connection to another host is tried; four tries fail before it counts as lost."""
 _SETTLE_S = 1.0
 """Time to hear from the other ranks after one has failed, so that the cause is told from its
 consequences."""
@@ -94,22 +87,16 @@ class Ranks:
         self._step = 0
         self._error: EngineError | None = None
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._identities: dict[int, bytes] = {}
-        self._ranks: dict[bytes, int] = {}
-        self._hosts: dict[int, str] = {}
-        self._heard = dict.fromkeys(range(layout.world_size), time.monotonic())
+        self._heard = dict.fromkeys(range(layout.world_size), 0.0)
+        """When each rank last said something."""
         self._loaded: dict[int, tuple[int, int]] = {}
-        self._decoder = msgspec.msgpack.Decoder(FromRank)
         members = _members(layout)
         self._store = open_store(members[0], config.rank_deadline_s, serve=True)
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = _listen(self._context, members[0].host)
-        endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._address = Address(endpoint, secrets.token_hex(16))
-        self._store.set(ADDRESS, msgspec.json.encode(self._address).decode())
+        self._peers = Peers(members[0].host)
+        self._store.set(ADDRESS, msgspec.json.encode(self._peers.address).decode())
         try:
             for member in members:
-                start = StartRank(member, config, self._address)
+                start = StartRank(member, config, self._peers.address)
                 self._processes[member.rank] = _spawn(rank_main, start)
             self._start()
         except BaseException:
@@ -124,29 +111,23 @@ class Ranks:
         """
         self._check_usable()
         self._step += 1
-        self._send_all(Run(self._step, plan))
-        deadline = time.monotonic() + self._config.rank_deadline_s + _GRACE_S
-        while True:
-            match self._receive("in a step"):
-                case (_, Done(step, result)) if step == self._step:
-                    return result
-            if time.monotonic() > deadline:
-                raise self._fail("in a step", late=list(self._heard))
+        self._peers.send_all(Run(self._step, plan))
+        while (done := self._answer(Done)).step != self._step:
+            pass  # a step that Ctrl-C gave up
+        return done.result
 
     def calls(self) -> Mapping[str, int]:
         """Calls so far on the rank that reports, per site, op and implementation."""
         self._check_usable()
-        self._send(self._layout.reporting_rank, AskCalls())
-        while True:
-            match self._receive("in a step"):
-                case (_, Calls(counts)):
-                    return counts
+        with contextlib.suppress(zmq.ZMQError):  # waiting for the answer finds it gone
+            self._peers.send(self._layout.reporting_rank, AskCalls())
+        return self._answer(Calls).counts
 
     def check(self) -> None:
         """Raises EngineError where a rank is gone; the others are ended then."""
         self._check_usable()
-        while self._socket.poll(0):
-            self._receive("between steps")
+        while self._receive("between steps", timeout_ms=0) is not None:
+            pass
         self._check_alive("between steps")
 
     def close(self) -> None:
@@ -154,9 +135,7 @@ class Ranks:
         if self._error is not None:
             return
         self._error = EngineError("the ranks are closed")
-        with contextlib.suppress(zmq.ZMQError):
-            for rank in self._identities:
-                self._send(rank, Close())
+        self._peers.send_all(Close())
         deadline = time.monotonic() + _EXIT_S
         for process in self._processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -166,9 +145,9 @@ class Ranks:
     def _start(self) -> None:
         reports = self._gather(Report, "while starting")
         check_agreement({rank: report.values for rank, report in reports.items()})
-        self._send_all(Load())
+        self._peers.send_all(Load())
         self._gather(Loaded, "while loading")
-        self._send_all(Join())
+        self._peers.send_all(Join())
         self._gather(Joined, "while forming the group")
 
     def _gather(self, kind: type[M], phase: str) -> dict[int, M]:
@@ -183,47 +162,41 @@ class Ranks:
                 case (rank, LoadedSome(done_bytes, total_bytes)):
                     self._loaded[rank] = done_bytes, total_bytes
                     self._show_progress()
-            now, missing = time.monotonic(), [rank for rank in self._heard if rank not in arrived]
-            silent = [
-                rank for rank in missing if now - self._heard[rank] > self._config.rank_deadline_s
-            ]
-            if silent:
-                raise self._fail(phase, late=silent)
+            now = time.monotonic()
+            missing = [rank for rank in self._heard if rank not in arrived]
+            oldest = now - self._config.rank_deadline_s
+            if late := [rank for rank in missing if self._heard[rank] < oldest]:
+                raise self._fail(phase, late=late)
             if arrived and missing and now - reported > _REPORT_S:
                 reported = now
                 self._show_progress(f"waiting for {name_ranks(missing)} {phase}")
         return arrived
 
+    def _answer(self, kind: type[M]) -> M:
+        """The next message of `kind`, within the time of a step."""
+        deadline = time.monotonic() + self._config.rank_deadline_s + _GRACE_S
+        while time.monotonic() < deadline:
+            match self._receive("in a step"):
+                case (_, message) if isinstance(message, kind):
+                    return message
+        raise self._fail("in a step", late=list(self._heard))
+
+    def _receive(self, phase: str, timeout_ms: int = _POLL_MS) -> tuple[int, FromRank] | None:
+        """The next message of a rank, or None if there is none for a moment."""
+        received = self._peers.receive(timeout_ms)
+        if received is None:
+            self._check_alive(phase)
+            return None
+        rank, message = received
+        self._heard[rank] = time.monotonic()
+        if isinstance(message, Failed):
+            raise self._fail(phase, {rank: message.failure})
+        return received
+
     def _show_progress(self, waiting: str = "") -> None:
         if self._report is not None:
             done_bytes = sum(done for done, _ in self._loaded.values())
             self._report(done_bytes, sum(total for _, total in self._loaded.values()), waiting)
-
-    def _receive(self, phase: str) -> tuple[int, FromRank] | None:
-        """The next message of a rank, or None if there is none for a moment."""
-        if not self._socket.poll(_POLL_MS):
-            self._check_alive(phase)
-            return None
-        identity, payload = self._socket.recv_multipart()
-        if identity not in self._ranks:
-            self._welcome(identity, payload)
-            return None
-        rank, message = self._ranks[identity], self._decoder.decode(payload)
-        self._heard[rank] = time.monotonic()
-        if isinstance(message, Failed):
-            raise self._fail(phase, {rank: message.failure})
-        return rank, message
-
-    def _welcome(self, identity: bytes, payload: bytes) -> None:
-        """A rank's first word; what others may send to an open port is ignored."""
-        with contextlib.suppress(msgspec.MsgspecError):
-            hello = msgspec.msgpack.decode(payload, type=Hello)
-            token = hello.token.encode()
-            if secrets.compare_digest(token, self._address.token.encode()):
-                self._identities[hello.rank] = identity
-                self._ranks[identity] = hello.rank
-                self._hosts[hello.rank] = f"{hello.host}, process {hello.pid}"
-                self._heard[hello.rank] = time.monotonic()
 
     def _check_usable(self) -> None:
         if self._error is not None:
@@ -238,46 +211,28 @@ class Ranks:
         found = {}
         for rank in self._heard:
             code = self._processes[rank].poll() if rank in self._processes else None
-            where = self._hosts.get(rank, "not connected yet")
             if code is not None:
-                found[rank] = f"{_cause(code)}; {where}"
-            elif rank in self._identities and not self._is_connected(rank):
-                found[rank] = f"connection lost; {where}"
+                found[rank] = f"{cause(code)}; {self._peers.place(rank)}"
+            elif self._peers.is_lost(rank):
+                found[rank] = f"connection lost; {self._peers.place(rank)}"
         return found
 
-    def _is_connected(self, rank: int) -> bool:
-        try:
-            self._send(rank, Ping())
-        except zmq.ZMQError:
-            return False
-        return True
-
     def _fail(
-        self, phase: str, failures: dict[int, Failure] | None = None, late: Sequence[int] = ()
+        self, phase: str, failures: Mapping[int, Failure] | None = None, late: Sequence[int] = ()
     ) -> Exception:
         """Ends all ranks; the error that says which of them failed first, and how."""
-        failures = dict(failures or {})
+        heard = dict(failures or {})
         settled = time.monotonic() + _SETTLE_S
-        while (left := settled - time.monotonic()) > 0 and len(failures) < len(self._heard):
-            if self._socket.poll(round(1000 * left)):
-                identity, payload = self._socket.recv_multipart()
-                message, rank = self._decoder.decode(payload), self._ranks.get(identity)
-                if rank is not None and isinstance(message, Failed):
-                    failures[rank] = message.failure
-        deaths = {rank: how for rank, how in self._deaths().items() if rank not in failures}
+        while (left := settled - time.monotonic()) > 0 and len(heard) < len(self._heard):
+            match self._peers.receive(round(1000 * left)):
+                case (rank, Failed(failure)):
+                    heard[rank] = failure
+        deaths = {rank: how for rank, how in self._deaths().items() if rank not in heard}
         self._end()
-        error = _explain(phase, failures, deaths, late, list(self._heard))
+        silent = [rank for rank in self._heard if rank not in heard]
+        error = explain(phase, failures=heard, deaths=deaths, late=late, silent=silent)
         self._error = error if isinstance(error, EngineError) else EngineError(str(error))
         return error
-
-    def _send_all(self, message: ToRank) -> None:
-        payload = msgspec.msgpack.encode(message)
-        for identity in self._identities.values():
-            with contextlib.suppress(zmq.ZMQError):  # noticed by the next _check_alive
-                self._socket.send_multipart([identity, payload])
-
-    def _send(self, rank: int, message: ToRank) -> None:
-        self._socket.send_multipart([self._identities[rank], msgspec.msgpack.encode(message)])
 
     def _end(self) -> None:
         """Kills what was started here; a rank that was not ends with its connection."""
@@ -287,8 +242,7 @@ class Ranks:
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()
-        self._socket.close(linger=_LINGER_MS)
-        self._context.term()
+        self._peers.close(_LINGER_MS)
 
 
 def _members(layout: Layout) -> list[Member]:
@@ -304,64 +258,18 @@ def _members(layout: Layout) -> list[Member]:
     return [member]
 
 
-def _listen(context: "zmq.Context[zmq.Socket[bytes]]", host: str) -> "zmq.Socket[bytes]":
-    """A socket on a free port of the address at which ranks find the engine."""
-    socket = context.socket(zmq.ROUTER)
-    socket.set_hwm(0)
-    socket.linger = 0  # for whoever forgets to close
-    socket.router_mandatory = True
-    socket.heartbeat_ivl, socket.heartbeat_timeout = _HEARTBEAT_MS, 4 * _HEARTBEAT_MS
-    try:
-        socket.bind(f"tcp://{gethostbyname(host)}:*")
-    except (OSError, zmq.ZMQError) as error:
-        socket.close(linger=0)
-        raise ConfigError(
-            f"the engine cannot listen on {host}, where the ranks look for it: {error}; start rank "
-            "0 on that host, or set MASTER_ADDR to an address of this one"
-        ) from error
-    return socket
-
-
 def _spawn(rank_main: str, start: StartRank) -> "subprocess.Popen[bytes]":
-    """A rank, with the import path of this process."""
+    """A rank, with the import path of this process and a session of its own: signals of the
+    terminal are for the engine."""
     module, _, function = rank_main.partition(":")
     command = (
         f"import sys; sys.path[:] = {sys.path!r}; from {module} import {function} as main; main()"
     )
-    process = subprocess.Popen([sys.executable, "-c", command], stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", command], stdin=subprocess.PIPE, start_new_session=True
+    )
     assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(start) + b"\n")
-    process.stdin.flush()
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, which is noticed later
+        process.stdin.write(msgspec.json.encode(start) + b"\n")
+        process.stdin.flush()
     return process
-
-
-def _explain(
-    phase: str,
-    failures: Mapping[int, Failure],
-    deaths: Mapping[int, str],
-    late: Sequence[int],
-    ranks: Sequence[int],
-) -> Exception:
-    """The first cause: a death, then an error of a rank's own, then who kept the others waiting."""
-    if deaths:
-        told = "; ".join(f"rank {rank} ended ({how})" for rank, how in sorted(deaths.items()))
-        return EngineError(f"{told} {phase}; the group is stopped, start it again")
-    own = {rank: f for rank, f in failures.items() if f.kind != ExchangeError.__name__}
-    if own:
-        first = own[min(own)]
-        alike = [rank for rank, failure in own.items() if failure.message == first.message]
-        message = f"{name_ranks(alike)}: {first.message}"
-        return msgspec.structs.replace(first, message=message).error()
-    waited = sorted(failures)
-    late = late or [rank for rank in ranks if rank not in failures]
-    if late:
-        others = f" while {name_ranks(waited)} waited" if waited else ""
-        return EngineError(
-            f"{name_ranks(late)} made no progress in time {phase}{others}; the group is stopped: "
-            "look at what keeps them, or raise rank_deadline_s"
-        )
-    return EngineError(f"{name_ranks(waited)}: {failures[waited[0]].message}")
-
-
-def _cause(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name

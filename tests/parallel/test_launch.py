@@ -4,9 +4,9 @@ import pytest
 
 from tercel.core.layout import Layout
 from tercel.core.member import Member
-from tercel.errors import ConfigError
+from tercel.errors import ConfigError, EngineError
 from tercel.parallel.launch import from_environment, local_members, member_of
-from tercel.parallel.store import open_store
+from tercel.parallel.store import open_store, wait_for
 
 TORCHRUN = {
     "RANK": "5",
@@ -87,7 +87,9 @@ def test_members_of_this_host_meet():
     assert (first.rank, second.local_rank, second.local_size) == (0, 1, 2)
     store = open_store(first, 5, serve=True)
     store.set("engine", "here")
-    assert open_store(second, 5).get("engine") == b"here"
+    assert wait_for(open_store(second, 5), "engine") == b"here"
+    with pytest.raises(EngineError, match="rank 0 has not started its engine"):
+        wait_for(open_store(second, 0.2), "other")
     with pytest.raises(ConfigError, match=r"cannot reach the group at 127\.0\.0\.1"):
         open_store(first, 1, serve=True)
 

@@ -128,7 +128,7 @@ def test_strangers_are_ignored():
     ranks = start()
     context = zmq.Context()
     stranger = context.socket(zmq.DEALER)
-    stranger.connect(ranks._address.endpoint)
+    stranger.connect(ranks._peers.address.endpoint)
     stranger.send(b"\x93not a message")
     stranger.send(b"\x85\xa4type\xa5Hello\xa4rank\x00\xa5token\xa1x\xa4host\xa1h\xa3pid\x01")
     time.sleep(0.1)
