@@ -73,14 +73,17 @@ class Shapes:
     """Draws a cell's inputs without their contents."""
 
     def __init__(self) -> None:
-        self.normal = self.uniform = self.integers = self.poison = self._empty
+        self.normal = self.uniform = self.poison = self._empty
 
     def _empty(self, *shape: int, dtype: str = "act", **_: Any) -> torch.Tensor:
         wanted = torch.bfloat16 if dtype == "act" else DTYPES[dtype]
         return torch.empty(shape, dtype=wanted, device="meta")
 
+    def integers(self, *shape: int, dtype: str = "i64", **_: Any) -> torch.Tensor:
+        return self._empty(*shape, dtype=dtype)
+
     def choice(self, count: int, *, low: int, high: int) -> torch.Tensor:
-        return self._empty(count, dtype="i64")
+        return self.integers(count)
 
 
 def builds(arch: Arch) -> list[Build]:

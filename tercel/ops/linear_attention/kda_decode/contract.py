@@ -119,6 +119,7 @@ CONTRACT = Contract(
     },
     hazards=(
         Hazard("aliasing", "two rows with one live slot race; nothing raises", ("slots",)),
+        Hazard("early_read", "the slots are read before the wait", ("slots",)),
         Hazard("stale_state", "drafts that are pending in a slot are lost; nothing raises"),
     ),
 )

@@ -155,6 +155,7 @@ CONTRACT = Contract(
     },
     hazards=(
         Hazard("aliasing", "two rows with one live slot race; nothing raises", ("slots",)),
+        Hazard("early_read", "the slots are read before the wait", ("slots",)),
         Hazard("call_order", "pending counts the drafts of the slot's latest step"),
     ),
 )
