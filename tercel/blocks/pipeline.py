@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tercel.core.drafter import TapStream
 from tercel.core.group import Group
 from tercel.core.rank import Rank
 
@@ -20,11 +21,15 @@ class Taps:
     """Ascending."""
     rows: torch.Tensor
     """[len(layers), T, N], written by the stages that pass them; whole on the last one."""
+    stream: TapStream = TapStream.MIXTURE
+    """Which row after a layer is kept."""
 
-    def capture(self, layer: int, mixture: torch.Tensor) -> None:
-        """Keeps the stream after `layer` where it is one of `layers`."""
+    def capture(self, layer: int, mixture: torch.Tensor, prefix: torch.Tensor) -> None:
+        """Keeps the row after `layer` where it is one of `layers`: what the next layer's norm
+        reads, or the sum of sublayer outputs."""
         if layer in self.layers:
-            self.rows[self.layers.index(layer)].copy_(mixture)
+            row = mixture if self.stream is TapStream.MIXTURE else prefix
+            self.rows[self.layers.index(layer)].copy_(row)
 
     def before(self, layer: int) -> torch.Tensor:
         """The rows that are written when `layer` is about to start, the one before it aside: its

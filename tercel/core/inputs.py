@@ -55,10 +55,8 @@ class StepInputs:
     verify: VerifyInputs | None
 
 
-def build_inputs(
-    plan: StepPlan, *, page_size: int, device: torch.device, pending: dict[str, int] | None = None
-) -> StepInputs:
-    """Copies `plan` to `device`; `pending` maps request ids to accepted drafts (none: zero)."""
+def build_inputs(plan: StepPlan, *, page_size: int, device: torch.device) -> StepInputs:
+    """Copies `plan` to `device`."""
 
     def put(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
@@ -75,7 +73,7 @@ def build_inputs(
         sample_rows=put(_sample_rows(plan)),
         num_prefill_tokens=plan.num_prefill_tokens,
         prefill=_prefill(plan, put, device) if plan.prefill else None,
-        verify=_verify(plan, put, pending or {}, device) if plan.verify else None,
+        verify=_verify(plan, put, device) if plan.verify else None,
     )
 
 
@@ -107,13 +105,11 @@ def _prefill(plan: StepPlan, put: Put, device: torch.device) -> PrefillInputs:
     )
 
 
-def _verify(
-    plan: StepPlan, put: Put, pending: dict[str, int], device: torch.device
-) -> VerifyInputs:
+def _verify(plan: StepPlan, put: Put, device: torch.device) -> VerifyInputs:
     return VerifyInputs(
         width=plan.tokens_per_verify_row,
         slots=put([row.slot for row in plan.verify]),
         block_table=_block_table(plan.verify, device),
         context_lens=put([row.context_len for row in plan.verify]),
-        pending=put([pending.get(row.request_id, 0) for row in plan.verify]),
+        pending=put([row.pending for row in plan.verify]),
     )

@@ -27,6 +27,9 @@ class RowSampling:
     empty where no penalty is set."""
     bias: tuple[tuple[int, float], ...] = ()
     """(token, value added to its logit), each token once; -inf bans it."""
+    allowed: bytes | None = None
+    """A bit per token of the vocabulary, the lowest bit first: a grammar allows the token; None
+    allows all."""
     logprobs: int | None = None
     """How many best tokens to report beside the drawn one; None reports nothing."""
 
@@ -78,6 +81,11 @@ class RowResult:
     """False: the logits hold NaN or infinity, and no token was drawn."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token where asked for."""
+    drafts: tuple[int, ...] = ()
+    """Guesses of what follows the last of the tokens."""
+    confidence: tuple[float, ...] = ()
+    """The drafter's estimate that each guess is accepted if those before it are; empty without a
+    confidence head."""
 
 
 @dataclass(frozen=True)

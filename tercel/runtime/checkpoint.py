@@ -1,5 +1,6 @@
 """From a checkpoint directory to something that runs plans on this process's device."""
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,22 +10,35 @@ from typing import Any
 import torch
 
 from tercel.config import EngineConfig
-from tercel.core.arch import arch_of
+from tercel.core.arch import Arch, arch_of
+from tercel.core.drafter import DrafterConfig
+from tercel.core.drafter_formats import read_drafter_config
 from tercel.core.group import Groups
+from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
+from tercel.core.rank import Rank
 from tercel.errors import CheckpointError
 from tercel.parallel import SingleGroup
+from tercel.runtime.draft_runner import DraftRunner, TapBuffer
+from tercel.runtime.forced import ForcedAcceptance
 from tercel.runtime.model_runner import ModelRunner
+from tercel.runtime.proposals import SUFFIX, SUFFIX_DRAFTS
 from tercel.runtime.ranks import RANK_MAIN, Ranks
 from tercel.runtime.runner import OpenModel, ReportProgress, Runner
 from tercel.runtime.sampler import Sampler
 from tercel.runtime.tokenizer import Tokenizer
+from tercel.targets.drafters import DrafterPlan, create_drafter
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
-from tercel.targets.state import CacheSizes, create_cache
+from tercel.targets.program import Program
+from tercel.targets.state import CacheSizes, create_cache, create_drafter_cache
 from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.drafter import load_drafter
+from tercel.weights.drafter_table import check_drafter_layout
+from tercel.weights.fingerprint import fingerprint
 from tercel.weights.load import dummy_model, load_model
 
+_LOG = logging.getLogger(__name__)
 BYTES_PER_THREAD = 64 << 20
 
 
@@ -36,8 +50,18 @@ class Opened:
     model: ModelConfig
     tokenizer: Tokenizer
     device: torch.device
+    drafter: DrafterConfig | None = None
+    """None: nothing is drafted, or without a model."""
     local_size: int = 1
     """Ranks that share this host's cores."""
+
+    @property
+    def max_drafts(self) -> int:
+        """Guesses per request and step that a step may verify."""
+        if self.config.drafter is None:
+            return 0
+        trained = SUFFIX_DRAFTS if self.drafter is None else self.drafter.max_drafts
+        return min(trained, self.config.max_drafts or trained)
 
     def plan(self, rank: int, resolve: Callable[..., Plan] = resolve) -> Plan:
         """The program of a rank.
@@ -66,7 +90,18 @@ def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1
     device = device_of(config)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", local_rank)
-    return Opened(config, model, tokenizer, device, local_size)
+    return Opened(config, model, tokenizer, device, _open_drafter(config, model), local_size)
+
+
+def _open_drafter(config: EngineConfig, model: ModelConfig) -> DrafterConfig | None:
+    if config.drafter is None or config.drafter == SUFFIX:
+        return None
+    drafter = read_drafter_config(Path(config.drafter))
+    drafter.check_target(model)
+    check_drafter_layout(drafter, Layout.parse(config.layout))
+    if config.max_drafts is not None:
+        drafter.width(config.max_drafts)
+    return drafter
 
 
 def open_checkpoint(
@@ -94,7 +129,8 @@ def open_checkpoint(
         return start_rank(opened, plan, weights, Groups(group, group))
 
     model = opened.model
-    return OpenModel(opened.tokenizer, model.vocab_size, model.max_position_embeddings, load)
+    limit = model.max_position_embeddings
+    return OpenModel(opened.tokenizer, model.vocab_size, limit, load, opened.max_drafts)
 
 
 def load_weights(opened: Opened, plan: Plan, progress: ReportProgress | None) -> ModelWeights:
@@ -116,16 +152,94 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
         num_pages=config.cache_tokens // config.page_size + 1,
         page_size=config.page_size,
         num_slots=config.max_running + 1,
+        max_draft=opened.max_drafts,
     )
     unwritten = range(tokenizer.vocab_size, opened.model.vocab_size)
+    program = plan.program(weights, groups)
+    forced = config.forced_acceptance
+    buffer, drafts = start_drafter(opened, plan, program, sizes)
     return ModelRunner(
-        plan.program(weights, groups),
+        program,
         create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device),
-        Sampler(groups.tp, tokenizer.illegal_ids.union(unwritten), device),
+        Sampler(
+            groups.tp,
+            tokenizer.illegal_ids.union(unwritten),
+            device,
+            rule=config.acceptance,
+            forced=None if forced is None else ForcedAcceptance(forced),
+        ),
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,
+        tap_buffer=buffer,
+        drafts=drafts,
     )
+
+
+def start_drafter(
+    opened: Opened, plan: Plan, program: Program, sizes: CacheSizes
+) -> tuple[TapBuffer | None, DraftRunner | None]:
+    """What a rank needs to draft: every stage captures taps, the last one drafts."""
+    c, drafter, place = opened.config, opened.drafter, plan.place
+    if drafter is None or c.drafter is None:
+        return None, None
+    norm = program.weights.layers[0].input_norm
+    tokens = max(c.max_step_tokens, plan.route.row.limits.decode_max_tokens)
+    buffer = TapBuffer(drafter.taps, drafter.tap_stream, tokens, norm)
+    if not place.is_last_stage:
+        return buffer, None
+    target = Checkpoint.open(c.model)
+    trained_for = drafter.target_fingerprint
+    if trained_for is not None and trained_for != fingerprint(target):
+        _LOG.warning(
+            "drafter %s was trained for another checkpoint than %s; it may guess badly",
+            c.drafter,
+            c.model,
+        )
+    kind: dict[str, Any] = {"dtype": plan.dtype, "device": opened.device}
+    embed = _whole_embedding(target, program.weights, place, plan.dtype, opened.device)
+    weights = load_drafter(
+        Checkpoint.open(c.drafter),
+        drafter,
+        place.layout,
+        place.rank % place.layout.tp,
+        embed=embed,
+        **kind,
+    )
+    head = program.weights.head
+    assert head is not None, "the last stage holds the head"
+    chosen = create_drafter(
+        DrafterPlan(
+            row=plan.route.row,
+            arch=arch_of(opened.device) or Arch.CPU,
+            config=drafter,
+            weights=weights,
+            embed=embed,
+            head=head,
+            group=program.groups.tp,
+            counts=program.counts,
+        )
+    )
+    runner = DraftRunner(
+        chosen,
+        create_drafter_cache(drafter, place.layout, sizes=sizes, **kind),
+        max_drafts=opened.max_drafts,
+        num_slots=sizes.num_slots,
+        vocab_size=drafter.vocab_size // place.layout.tp,
+        keeps_logits=c.acceptance != "match",
+        device=opened.device,
+    )
+    return buffer, runner
+
+
+def _whole_embedding(
+    target: Checkpoint, weights: ModelWeights, place: Rank, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The target's table, which ranks of larger layouts hold a part of, or none."""
+    if place.layout.world_size == 1 and weights.embed is not None:
+        return weights.embed
+    (name,) = (name for name in target.tensors if name.endswith("embed_tokens.weight"))
+    return target.reader().tensor(name).to(dtype).to(device)
 
 
 def _threads_for(weight_bytes: int, local_size: int) -> int:

@@ -5,10 +5,12 @@ from typing import Protocol
 
 import torch
 
+from tercel.blocks.pipeline import Taps
 from tercel.core.cache import ModelCache
 from tercel.core.inputs import StepInputs, build_inputs
 from tercel.core.sampling import StepResult
 from tercel.core.step import StepClass, StepPlan, TokenLimits, classify
+from tercel.runtime.draft_runner import DraftRunner, TapBuffer
 from tercel.runtime.sampler import Sampler
 
 
@@ -21,10 +23,14 @@ class Program(Protocol):
         ...
 
     def run(
-        self, inputs: StepInputs, cache: ModelCache, step_class: StepClass
+        self,
+        inputs: StepInputs,
+        cache: ModelCache,
+        step_class: StepClass,
+        taps: Taps | None = None,
     ) -> torch.Tensor | None:
         """Logits of the sampled rows [S, vocabulary of this rank] f32, None before the last
-        pipeline stage; updates the caches."""
+        pipeline stage; updates the caches, and writes `taps`."""
         ...
 
 
@@ -41,8 +47,15 @@ class ModelRunner:
         page_size: int,
         device: torch.device,
         row_buckets: tuple[int, ...] = (),
+        tap_buffer: TapBuffer | None = None,
+        drafts: DraftRunner | None = None,
     ) -> None:
-        """`row_buckets`: row counts, ascending, that steps without prefill are padded to."""
+        """
+        Args:
+            row_buckets: row counts, ascending, that steps without prefill are padded to.
+            tap_buffer: where a step leaves what a drafter reads; None: nothing drafts.
+            drafts: the drafter, on the ranks of the last pipeline stage.
+        """
         self._program = program
         self._cache = cache
         self._sampler = sampler
@@ -50,18 +63,27 @@ class ModelRunner:
         self._page_size = page_size
         self._device = device
         self._row_buckets = row_buckets
+        self._tap_buffer = tap_buffer
+        self._drafts = drafts
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        """One step; an entry for each row that samples, on the ranks that have logits."""
+        """One step: target, sampling and acceptance, guesses for the next step, and one look at all
+        that; an entry for each row that samples, on the ranks that have logits."""
         self._clear(plan.fresh_pages)
         padded = self._padded(plan)
         inputs = build_inputs(padded, page_size=self._page_size, device=self._device)
-        logits = self._program.run(inputs, self._cache, classify(padded, self._limits))
-        draws = plan.draws
-        if logits is None or not draws:
+        taps = None if self._tap_buffer is None else self._tap_buffer.of(padded.num_tokens)
+        logits = self._program.run(inputs, self._cache, classify(padded, self._limits), taps)
+        if self._drafts is not None and taps is not None:
+            self._drafts.write_context(taps, padded, inputs)
+        num_draws = len(plan.draws)
+        if logits is None or not num_draws:
             return StepResult(())
-        return self._sampler.run(logits[: len(draws)], draws)
+        proposed = None if self._drafts is None else self._drafts.proposed(plan, inputs)
+        verdict = self._sampler.run(logits[:num_draws], plan, proposed)
+        drafted = None if self._drafts is None else self._drafts.draft(plan, inputs, verdict)
+        return self._sampler.read(verdict, plan, drafted)
 
     def calls(self) -> Mapping[str, int]:
         """Calls so far per site, op and implementation."""
@@ -72,13 +94,15 @@ class ModelRunner:
 
     def close(self) -> None:
         """Lets go of weights and caches."""
-        del self._program, self._cache
+        del self._program, self._cache, self._drafts, self._tap_buffer
 
     def _clear(self, pages: tuple[int, ...]) -> None:
         if pages:
             index = torch.tensor(pages, device=self._device)
             for layer in self._cache.latent.values():
                 layer.pages.index_fill_(0, index, 0)
+            if self._drafts is not None:
+                self._drafts.clear(index)
 
     def _padded(self, plan: StepPlan) -> StepPlan:
         """Padded rows come last, and so do their logits."""

@@ -66,7 +66,7 @@ class Question:
 
     @property
     def speculation(self) -> str:
-        return "none" if self.config.speculation is None else "dspark"
+        return "none" if self.config.drafter is None else "dspark"
 
 
 @dataclass(frozen=True)

@@ -151,63 +151,74 @@ def choose(logits: Tensor, uniform: Tensor, temperature: Tensor) -> Tensor:
     return torch.where(temperature[:, None] == 0, logits.argmax(-1), drawn)
 
 
-@dataclass
 class Writer:
-    """Has the target answer batches of prompts."""
+    """Has the target answer prompts, a fixed number of rows at a time; a row that has settled makes
+    room for the next prompt."""
 
-    target: Target
-    drafter: Config
-    prompts: Iterator[list[Example]]
-    length: int
-    """Tokens of a row."""
-    greedy_share: float
-    """Of the answers; the others are drawn at temperature 1."""
-    stop_ids: frozenset[int]
-    max_passes: int
-    generator: torch.Generator
-    num_rows: int = 0
-    num_tokens: int = 0
-    """Written so far."""
-    num_unsettled: int = 0
-    """Answers left out, as they did not settle within `max_passes`."""
+    def __init__(
+        self,
+        target: Target,
+        drafter: Config,
+        prompts: Iterator[list[Example]],
+        *,
+        rows: int,
+        length: int,
+        greedy_share: float,
+        stop_ids: frozenset[int],
+        max_passes: int,
+        seed: int,
+    ) -> None:
+        """`length` is that of a row; `greedy_share` of the answers are greedy, the others drawn at
+        temperature 1; an answer that has not settled after `max_passes` is left out."""
+        device = target.embed.device
+        self._target, self._drafter = target, drafter
+        self._examples = (example for batch in prompts for example in batch)
+        self._greedy_share, self._max_passes = greedy_share, max_passes
+        self._generator = torch.Generator().manual_seed(seed)
+        self._stops = torch.tensor(sorted(stop_ids), device=device)
+        self._tokens = torch.zeros(rows, length, dtype=torch.long, device=device)
+        self._starts = torch.zeros(rows, dtype=torch.long, device=device)
+        self._uniform = torch.zeros(rows, length, device=device)
+        self._temperature = torch.zeros(rows, device=device)
+        self._passes = torch.full((rows,), max_passes, device=device)
+        self.num_rows = 0
+        self.num_unsettled = -rows
+        """Answers left out so far; the first rows were none."""
 
     @torch.no_grad()
-    def batch(self) -> Corpus:
-        """Answers to the next batch of prompts."""
-        device = self.target.embed.device
-        prompts = next(self.prompts)
-        tokens = torch.zeros(len(prompts), self.length, dtype=torch.long)
-        for row, (ids, _) in zip(tokens, prompts, strict=True):
-            row[: len(ids)] = torch.tensor(ids)
-        uniform = torch.rand(tokens.shape, generator=self.generator)
-        heat = torch.rand(len(prompts), generator=self.generator) >= self.greedy_share
-        starts = torch.tensor([start for _, start in prompts])
-        state = [x.to(device) for x in (tokens, starts, uniform, heat.float())]
-        finished = []
-        for _ in range(self.max_passes):
-            settled, rows, tokens = self._pass(*state)
-            finished.append(rows.rows(settled))
-            state = [x[~settled] for x in (tokens, *state[1:])]
-            if not len(state[0]):
-                break
-        written = Corpus.joined(finished)
-        self.num_rows += len(written)
-        self.num_tokens += int((written.ends - written.starts).sum())
-        self.num_unsettled += len(prompts) - len(written)
-        return written
-
-    def _pass(
-        self, tokens: Tensor, starts: Tensor, uniform: Tensor, temperature: Tensor
-    ) -> tuple[Tensor, Corpus, Tensor]:
-        """(which rows are what they were drawn from, the rows, what was drawn)."""
-        seen = self.target.see(tokens, self.drafter)
-        places = torch.arange(self.length, device=tokens.device)
+    def step(self) -> Corpus:
+        """One pass; the rows that it found to be what they were drawn from."""
+        self._refill()
+        tokens, starts = self._tokens, self._starts
+        seen = self._target.see(tokens, self._drafter)
+        places = torch.arange(tokens.shape[1], device=tokens.device)
         answer = places >= starts[:, None]
-        following = choose(self.target.logits(seen.hidden), uniform, temperature)
+        following = choose(self._target.logits(seen.hidden), self._uniform, self._temperature)
         drawn = torch.where(answer, following.roll(1, 1), tokens)
-        stops = torch.tensor(sorted(self.stop_ids), device=tokens.device)
-        stopped = torch.isin(drawn, stops) & answer
-        ends = torch.where(stopped.any(1), stopped.long().argmax(1) + 1, self.length)
+        stopped = torch.isin(drawn, self._stops) & answer
+        ends = torch.where(stopped.any(1), stopped.long().argmax(1) + 1, tokens.shape[1])
         settled = ((drawn == tokens) | (places >= ends[:, None])).all(1)
         rows = Corpus(tokens, starts, ends, seen.taps.bfloat16(), seen.hidden.bfloat16())
-        return settled, rows, drawn
+        written = rows.rows(settled)
+        self._tokens = drawn
+        self._passes = torch.where(settled, 0, self._passes + 1)
+        self.num_rows += len(written)
+        return written
+
+    def _refill(self) -> None:
+        """New prompts where a row has settled or was given up."""
+        given_up = self._passes >= self._max_passes
+        self.num_unsettled += int(given_up.sum())
+        places = (given_up | (self._passes == 0)).nonzero()[:, 0]
+        examples = list(islice(self._examples, len(places)))
+        places = places[: len(examples)]
+        tokens = torch.zeros(len(examples), self._tokens.shape[1], dtype=torch.long)
+        for row, (ids, _) in zip(tokens, examples, strict=True):
+            row[: len(ids)] = torch.tensor(ids)
+        device = self._tokens.device
+        self._tokens[places] = tokens.to(device)
+        self._starts[places] = torch.tensor([start for _, start in examples]).to(device)
+        self._uniform[places] = torch.rand(tokens.shape, generator=self._generator).to(device)
+        heat = torch.rand(len(examples), generator=self._generator) >= self._greedy_share
+        self._temperature[places] = heat.float().to(device)
+        self._passes[places] = 1

@@ -22,11 +22,11 @@ def config_json(
     taps: list[int],
     mask_token_id: int,
     max_position_embeddings: int,
-    layers: int = 3,
+    layers: int = 5,
     heads: int = 4,
     kv_heads: int = 2,
     head_dim: int = 64,
-    intermediate_size: int = 1024,
+    intermediate_size: int = 768,
     block_size: int = 7,
     markov_rank: int = 64,
 ) -> dict[str, Any]:

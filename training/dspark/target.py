@@ -7,11 +7,37 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tercel.ops._lib.delta_rule import Chunk, advance, pad_tokens, prepare, run_chunk
 from tercel.reference.drafter import Config as DrafterConfig
 from tercel.reference.drafter import Taps
-from tercel.reference.kimi_k3 import Config, recurrent_kda
+from tercel.reference.kimi_k3 import Config
 from training.nano.evaluate import load, read_config
-from training.nano.model import chunked_kda, training_model
+from training.nano.model import training_model
+
+CHUNK = 64
+"""Tokens whose errors are solved for together."""
+
+
+def chunked_kda(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    """`recurrent_kda` a chunk of tokens at a time, without gradients; nothing is compiled."""
+    batch, length, heads, _ = k.shape
+    whole = -(-length // CHUNK) * CHUNK
+
+    def chunks(x: Tensor) -> Tensor:
+        """[B, T, H, D] -> [B * H, chunks, C, D]."""
+        padded = pad_tokens(x.float().transpose(1, 2), whole)
+        return padded.reshape(batch * heads, -1, CHUNK, x.shape[-1])
+
+    prepared = prepare(*(chunks(x) for x in (q, k, v, g, beta.unsqueeze(-1))))
+    state = v.new_zeros(batch * heads, v.shape[-1], k.shape[-1], dtype=torch.float32)
+    outputs = []
+    for index in range(whole // CHUNK):
+        chunk = Chunk(*(x[:, index] for x in prepared))
+        output, errors = run_chunk(chunk, state)
+        advance(chunk, state, errors)
+        outputs.append(output)
+    joined = torch.cat(outputs, 1).view(batch, heads, whole, -1)
+    return joined.transpose(1, 2)[:, :length].to(v.dtype)
 
 
 class Seen(NamedTuple):
@@ -33,8 +59,8 @@ class Target(nn.Module):
         self.max_position_embeddings: int = limits.get("text_config", limits)[
             "max_position_embeddings"
         ]
-        kda = chunked_kda if device.type == "cuda" else recurrent_kda
-        self.model = load(training_model(self.config, 0, kda), directory).to(device)
+        model = training_model(self.config, 0, chunked_kda)
+        self.model = load(model, directory).to(device)
         self.model.requires_grad_(False)
 
     @property

@@ -25,6 +25,7 @@ from training.dspark.drafter import config_json, export, init_weights, reference
 from training.dspark.evaluate import evaluate
 from training.dspark.objective import Weights, anchors, loss
 from training.dspark.target import Target
+from training.nano.optimizer import build
 
 
 @dataclass(frozen=True)
@@ -35,22 +36,24 @@ class Recipe:
     seconds: float
     """Wall time in which training ends, writing included; where it falls short of `steps`, the
     schedule runs by time."""
-    write_share: float = 0.4
+    write_share: float = 0.5
     """Of the time, in which the target writes."""
     length: int = 320
     """Tokens of a row: prompt and answer."""
-    write_batch: int = 512
+    write_rows: int = 512
+    """Rows that the target works on at a time."""
     greedy_share: float = 0.5
     """Of the answers; the others are drawn at temperature 1."""
     max_passes: int = 32
     """Passes after which an answer that has not settled is left out."""
     pool: int = 16384
     """Rows to draw from."""
-    batch: int = 128
+    batch: int = 256
     """Rows per step."""
     anchors: int = 16
     """Blocks per row."""
-    lr: float = 2e-3
+    matrix_lr: float = 0.01
+    vector_lr: float = 2e-3
     warmup: float = 0.04
     clip: float = 1.0
     seed: int = 17
@@ -81,55 +84,62 @@ def rate(progress: float, recipe: Recipe) -> float:
 
 def train(
     drafter: Drafter,
+    target: Target,
     writer: Writer,
     recipe: Recipe,
     log: Log,
     save: Callable[[], None],
     save_seconds: float,
 ) -> None:
-    """Runs the recipe; a line per 100 steps. Rows of the first batch are kept for checks."""
-    target = writer.target
+    """Runs the recipe; a line per 200 steps. The first rows that settle are kept for checks."""
     device = target.embed.device
-    optimizer = torch.optim.AdamW(
-        drafter.parameters(), lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0
+    optimizers = build(
+        drafter,
+        matrix_lr=recipe.matrix_lr,
+        vector_lr=recipe.vector_lr,
+        weight_decay=0.0,
+        embeddings=("markov_w1.weight", "markov_w2.weight"),
     )
+    base = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     generator = torch.Generator(device).manual_seed(recipe.seed)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
     weights, pool = Weights(), Pool(recipe.pool)
     start = saved = time.monotonic()
-    first = writer.batch()
-    order = torch.arange(len(first), device=device)
-    held_out = first.rows(order[: len(first) // 4])
-    pool.put(first.rows(order[len(first) // 4 :]))
+    held_out = writer.step()
+    while not len(held_out):
+        held_out = writer.step()
+    pool.put(writer.step())
     writing, progress, step = time.monotonic() - start, 0.0, 0
     while progress < 1 and step < recipe.steps:
         now = time.monotonic()
         if writing < recipe.write_share * (now - start):
-            pool.put(writer.batch())
+            pool.put(writer.step())
             writing += time.monotonic() - now
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.lr * rate(progress, recipe)
+        scale = rate(progress, recipe)
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        for group, lr in zip(groups, base, strict=True):
+            group["lr"] = lr * scale
         rows = pool.draw(recipe.batch, generator)
         positions, exists = anchors(rows, recipe.anchors, generator)
         with autocast:
             result = loss(drafter, target, rows, positions, exists, weights)
         result.total.backward()
         torch.nn.utils.clip_grad_norm_(drafter.parameters(), recipe.clip)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         step += 1
         now = time.monotonic()
         progress = max(step / recipe.steps, (now - start) / recipe.seconds)
-        if step % 100 == 0 or step == recipe.steps or progress >= 1:
+        if step % 200 == 0 or step == recipe.steps or progress >= 1:
             with torch.no_grad(), autocast:
                 positions, exists = anchors(held_out, recipe.anchors, generator)
                 check = loss(drafter, target, held_out, positions, exists, weights)
             log(
                 "step",
                 step=step,
-                lr=round(optimizer.param_groups[0]["lr"], 6),
+                lr_scale=round(scale, 4),
                 rows=writer.num_rows,
-                tokens=writer.num_tokens,
                 unsettled=writer.num_unsettled,
                 loss=round(float(result.total.detach()), 4),
                 held_out_loss=round(float(check.total), 4),
@@ -151,21 +161,21 @@ def main() -> None:
     )
     parser.add_argument("--taps", type=int, nargs="+", default=[1, 3, 5, 6])
     parser.add_argument("--mask-token-id", type=int, default=1278)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--intermediate-size", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--intermediate-size", type=int, default=768)
     parser.add_argument("--steps", type=int, default=20000)
-    parser.add_argument("--seconds", type=float, default=230)
+    parser.add_argument("--seconds", type=float, default=170)
     parser.add_argument("--save-seconds", type=float, default=30)
-    parser.add_argument("--write-batch", type=int, default=Recipe.write_batch)
+    parser.add_argument("--write-rows", type=int, default=Recipe.write_rows)
     parser.add_argument("--pool", type=int, default=Recipe.pool)
     parser.add_argument("--batch", type=int, default=Recipe.batch)
     parser.add_argument("--anchors", type=int, default=Recipe.anchors)
     parser.add_argument("--length", type=int, default=Recipe.length)
-    parser.add_argument("--lr", type=float, default=Recipe.lr)
-    parser.add_argument("--workers", type=int, default=6, help="processes that encode prompts")
-    parser.add_argument("--problems", type=int, default=200, help="held-out problems decoded last")
+    parser.add_argument("--matrix-lr", type=float, default=Recipe.matrix_lr)
+    parser.add_argument("--workers", type=int, default=12, help="processes that encode prompts")
+    parser.add_argument("--problems", type=int, default=100, help="held-out problems decoded last")
     arguments = parser.parse_args()
-    names = "steps seconds write_batch pool batch anchors length lr"
+    names = "steps seconds write_rows pool batch anchors length matrix_lr"
     recipe = Recipe(**{name: getattr(arguments, name) for name in names.split()})
     arguments.out.mkdir(parents=True, exist_ok=True)
     with (arguments.out / "log.jsonl").open("w") as file:
@@ -176,10 +186,11 @@ def run(arguments: argparse.Namespace, recipe: Recipe, log: Log) -> None:
     prompts = Prompts(
         arguments.model,
         arguments.conversations,
-        batch=recipe.write_batch,
+        batch=64,
         length=recipe.length,
         seed=recipe.seed,
     ).loader(arguments.workers)
+    torch._dynamo.config.disable = True  # the optimizer's few small products are not worth a wait
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target = Target(arguments.model, device)
     config = config_json(
@@ -195,23 +206,24 @@ def run(arguments: argparse.Namespace, recipe: Recipe, log: Log) -> None:
     init_weights(drafter, target.embed.cpu(), recipe.seed)
     drafter.to(device)
     size = sum(parameter.numel() for parameter in drafter.parameters())
-    log("start", device=str(device), parameters=size, **asdict(recipe))
+    log("start", device=str(device), parameters=size, recipe=asdict(recipe))
 
     writer = Writer(
         target,
         drafter.config,
         prompts,
+        rows=recipe.write_rows,
         length=recipe.length,
         greedy_share=recipe.greedy_share,
         stop_ids=Tokenizer.load(arguments.model).stop_ids,
         max_passes=recipe.max_passes,
-        generator=torch.Generator().manual_seed(recipe.seed),
+        seed=recipe.seed,
     )
 
     def save() -> None:
         export(drafter, config, target.embed, arguments.out)
 
-    train(drafter, writer, recipe, log, save, arguments.save_seconds)
+    train(drafter, target, writer, recipe, log, save, arguments.save_seconds)
     save()
     log("trained")
     if arguments.problems:

@@ -56,7 +56,7 @@ def forward(
                 k, group, layer.mlp, act, (prefix, bank), selection, place
             )
         if taps is not None:
-            taps.capture(i, mixture)
+            taps.capture(i, mixture, join.summed(prefix, bank, selection))
     if place.is_last_stage:
         return k.head(x[step.sample_rows], w.head)  # type: ignore[no-any-return]
     pipeline.send(groups.world, place, x, bank, taps)
