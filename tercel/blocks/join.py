@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tercel.blocks.pipeline import Taps
 from tercel.blocks.sites import SiteTable
+from tercel.core.drafting import Taps
 from tercel.core.group import Group
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import (

@@ -76,9 +76,9 @@ class RowResult:
 
     request_id: str
     tokens: tuple[int, ...]
-    """Accepted tokens, in order; empty if not `is_finite`."""
+    """Accepted drafts and the token after them."""
     is_finite: bool = True
-    """False: the logits hold NaN or infinity, and no token was drawn."""
+    """False: the logits after the accepted drafts hold NaN or infinity, and no token was drawn."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token where asked for."""
     drafts: tuple[int, ...] = ()

@@ -2,10 +2,9 @@
 
 import torch
 
-from tercel.blocks.drafter import Block, DraftSampling
-from tercel.blocks.pipeline import Taps
 from tercel.core.cache import DrafterCache
 from tercel.core.drafter import TapStream
+from tercel.core.drafting import Block, DraftSampling, Taps
 from tercel.core.inputs import StepInputs
 from tercel.core.step import Row, StepPlan
 from tercel.runtime.verdict import Drafted, Verdict

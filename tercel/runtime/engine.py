@@ -109,7 +109,12 @@ class Engine:
         )
         self._scheduler.add(sequence)
         clock = RequestClock(time.monotonic())
-        self._requests[request_id] = Request(sequence, self.tokenizer, clock)
+        self._requests[request_id] = Request(
+            sequence,
+            self.tokenizer,
+            clock,
+            forced_acceptance=self.config.forced_acceptance is not None,
+        )
         self._counters.num_prompt_tokens += len(prompt_ids)
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -158,7 +163,10 @@ class Engine:
             num_used_slots=self._cache.num_used_slots,
             num_preemptions=self._scheduler.num_preemptions,
         )
-        return Stats(usage, deepcopy(self._counters), dict(self._runner.calls()))
+        rounds = None if self._speculation is None else deepcopy(self._speculation.counts)
+        is_forced = self.config.forced_acceptance is not None
+        calls = dict(self._runner.calls())
+        return Stats(usage, deepcopy(self._counters), calls, rounds, is_forced)
 
     def check(self) -> None:
         """Raises EngineError where a rank of the model has died."""

@@ -5,8 +5,8 @@ from typing import Protocol
 
 import torch
 
-from tercel.blocks.pipeline import Taps
 from tercel.core.cache import ModelCache
+from tercel.core.drafting import Taps
 from tercel.core.inputs import StepInputs, build_inputs
 from tercel.core.sampling import StepResult
 from tercel.core.step import StepClass, StepPlan, TokenLimits, classify

@@ -5,8 +5,9 @@ leave out: that keeps the output's law the target's.
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
 from tercel.core.sampling import RowResult
@@ -126,6 +127,48 @@ class RoundCounts:
         for position in range(accepted):
             self.at_position[position] = self.at_position.get(position, 0) + 1
 
+    def since(self, earlier: "RoundCounts") -> "RoundCounts":
+        """What came after `earlier`."""
+
+        def less(now: dict[int, int], then: dict[int, int]) -> dict[int, int]:
+            return {position: count - then.get(position, 0) for position, count in now.items()}
+
+        return RoundCounts(
+            self.rounds - earlier.rounds,
+            self.drafted - earlier.drafted,
+            self.accepted - earlier.accepted,
+            less(self.at_position, earlier.at_position),
+            less(self.tried_at_position, earlier.tried_at_position),
+        )
+
+    @property
+    def acceptance_length(self) -> float:
+        """Mean tokens per round: the accepted guesses and the token after them."""
+        return 1 + self.accepted / max(self.rounds, 1)
+
+    @property
+    def per_position(self) -> list[float]:
+        """Share of the rounds that accepted the guess at each position."""
+        rounds = max(self.rounds, 1)
+        return [self.at_position.get(p, 0) / rounds for p in range(len(self.tried_at_position))]
+
+    @property
+    def conditional(self) -> list[float]:
+        """Chance at each position that the guess is accepted, given that those before it are."""
+        shares = [1.0, *self.per_position]
+        return [now / before if before else 0.0 for before, now in pairwise(shares)]
+
+    def to_dict(self) -> dict[str, int | float | list[float]]:
+        """For JSON."""
+        return {
+            "rounds": self.rounds,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "acceptance_length": self.acceptance_length,
+            "per_position": self.per_position,
+            "conditional": self.conditional,
+        }
+
 
 class Speculation:
     """Decides how many guesses each running request verifies, and remembers what came of it."""
@@ -175,21 +218,3 @@ class Speculation:
         if self._adaptive and is_poor:
             state.recent = []
             state.paused_until = num_tokens + PAUSE
-
-
-def acceptance(counts: RoundCounts) -> Mapping[str, float | list[float]]:
-    """The figures that the gate and metrics show."""
-    positions = range(max(counts.tried_at_position, default=-1) + 1)
-    rounds = max(counts.rounds, 1)
-    at = [counts.at_position.get(position, 0) for position in positions]
-    before = [counts.rounds, *at]
-    return {
-        "rounds": counts.rounds,
-        "drafted": counts.drafted,
-        "accepted": counts.accepted,
-        "acceptance_length": 1 + counts.accepted / rounds,
-        "per_position": [count / rounds for count in at],
-        "conditional": [
-            count / earlier if earlier else 0.0 for count, earlier in zip(at, before, strict=False)
-        ],
-    }

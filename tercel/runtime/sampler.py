@@ -86,8 +86,8 @@ class Sampler:
         width, results, draw = verdict.tokens.shape[1], [], 0
         for index, (row, num_draws) in enumerate(_sampling_rows(plan)):
             values = table[index]
-            count, is_finite = values[width] + 1, bool(values[width + 1])
-            tokens = tuple(values[:count]) if is_finite else ()
+            is_finite = bool(values[width + 1])
+            tokens = tuple(values[: values[width] + is_finite])
             places = range(draw, draw + len(tokens))
             results.append(
                 RowResult(

@@ -29,7 +29,7 @@ class Progress:
 
     sequence: Sequence
     tokens: tuple[int, ...]
-    """New tokens; none where the row was not finite."""
+    """New tokens."""
     logprobs: tuple[TokenLogprobs, ...]
 
 
@@ -139,7 +139,7 @@ class Scheduler:
             sequence.pending = max(len(item.tokens) - 1, 0)
             num_drafts = 0 if verify is None else verify.num_drafts
             self._remember(sequence, item, num_drafts, num_before)
-            reason = sequence.finish_reason if item.is_finite else "error"
+            reason = sequence.finish_reason or (None if item.is_finite else "error")
             if reason:
                 self.finish(item.request_id, reason)
             tokens = tuple(sequence.token_ids[num_before:])

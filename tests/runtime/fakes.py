@@ -133,7 +133,7 @@ class ShadowRunner:
         known, tokens, reports = len(history), [], []
         for draft in (*row.drafts, None):
             if (row.request_id, len(history)) in self.not_finite:
-                return RowResult(row.request_id, (), is_finite=False)
+                return RowResult(row.request_id, tuple(tokens), False, tuple(reports))
             sampling = row.sampling_at(len(history))
             token = self.draw(history, sampling.seed, self.vocab_size)
             history.append(token)

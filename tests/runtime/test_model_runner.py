@@ -27,7 +27,7 @@ class SumProgram:
         self.counts = {}
         self.shapes = []
 
-    def run(self, inputs, cache, step_class):
+    def run(self, inputs, cache, step_class, taps=None):
         pages = cache.latent[0].pages
         self.shapes.append((step_class.value, inputs.tokens.numel()))
         values = inputs.tokens.float().masked_fill(inputs.tokens == POISON, math.nan)

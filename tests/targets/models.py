@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tercel.blocks.pipeline import Taps
 from tercel.config import EngineConfig
 from tercel.core.arch import Arch
+from tercel.core.drafting import Taps
 from tercel.core.group import Group, Groups
 from tercel.core.inputs import build_inputs
 from tercel.core.model import ModelConfig, read_config_json

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import torch
 
-from tercel.blocks.drafter import Block, DraftSampling
 from tercel.core.arch import Arch
 from tercel.core.cache import DrafterCache
 from tercel.core.drafter import DrafterConfig, TapStream
 from tercel.core.drafter_parameters import DrafterWeights
+from tercel.core.drafting import Block, DraftSampling
 from tercel.core.group import Group
 from tercel.targets.table import TargetRow
 

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 
 from tercel.blocks import drafter as blocks
-from tercel.blocks.drafter import Block, DraftSampling
 from tercel.blocks.sites import SiteTable
 from tercel.core.cache import DrafterCache
 from tercel.core.drafter import TapStream
+from tercel.core.drafting import Block, DraftSampling
 from tercel.targets.binding import bind_sites, counted_table
 from tercel.targets.drafters import DrafterPlan
 

@@ -6,9 +6,9 @@ from tercel.blocks import join, pipeline
 from tercel.blocks.kda import kda
 from tercel.blocks.mla import mla
 from tercel.blocks.mlp import mlp, moe
-from tercel.blocks.pipeline import Taps
 from tercel.blocks.sites import SiteTable
 from tercel.core.cache import ModelCache
+from tercel.core.drafting import Taps
 from tercel.core.group import Groups
 from tercel.core.inputs import StepInputs
 from tercel.core.parameters import MlaWeights, ModelWeights, MoeWeights
