@@ -195,8 +195,8 @@ class Certification:
             device=torch.cuda.get_device_name() if is_gpu else self.device,
             versions=tool_versions(),
             cells=tuple(
-                CellResult(cell, errors, verdict.times.get(cell))
-                for cell, errors in verdict.errors.items()
+                CellResult(cell, verdict.errors[cell], verdict.times.get(cell))
+                for cell in map(str, subject.cells())
             ),
             ceilings=self.ceilings,
             command=self.command,
