@@ -36,7 +36,7 @@ def command(
         subjects=kernels(names, arch),
         arch=arch,
         ceilings=ceilings(),
-        command=shlex.join(["tercel", *sys.argv[1:]]),
+        command=shlex.join(["tercel", *sys.argv[1:]]).replace(str(out), out.name),
         seconds=seconds,
         processes=min(PROCESSES, os.cpu_count() or 1),
         peers=peers,

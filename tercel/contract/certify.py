@@ -7,6 +7,7 @@ times when those are there.
 import datetime
 import importlib
 import platform
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -194,8 +195,8 @@ class Certification:
             device=torch.cuda.get_device_name() if is_gpu else self.device,
             versions=tool_versions(),
             cells=tuple(
-                CellResult(cell, errors, verdict.times.get(cell))
-                for cell, errors in verdict.errors.items()
+                CellResult(cell, verdict.errors[cell], verdict.times.get(cell))
+                for cell in map(str, subject.cells())
             ),
             ceilings=self.ceilings,
             command=self.command,
@@ -238,7 +239,6 @@ def tool_versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     with suppress(PackageNotFoundError):
         versions["triton"] = version("triton")
-    with suppress(OSError, IndexError):
-        # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Release Build ..."
-        versions["driver"] = DRIVER.read_text().partition("Module")[2].split()[0]
+    if DRIVER.exists() and (found := re.search(r"\b\d+\.\d+\.\d+\b", DRIVER.read_text())):
+        versions["driver"] = found[0]
     return versions

@@ -10,32 +10,26 @@ from typing import Any
 import torch
 
 from tercel.config import EngineConfig
-from tercel.core.arch import Arch, arch_of
+from tercel.core.arch import arch_of
+from tercel.core.cache import ModelCache
 from tercel.core.drafter import DrafterConfig
-from tercel.core.drafter_formats import read_drafter_config
 from tercel.core.group import Groups
-from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
-from tercel.core.rank import Rank
 from tercel.errors import CheckpointError
 from tercel.parallel import SingleGroup
-from tercel.runtime.draft_runner import DraftRunner, TapBuffer
+from tercel.runtime.drafting import max_drafts_of, open_drafter, start_drafting
 from tercel.runtime.forced import ForcedAcceptance
+from tercel.runtime.graphs import CudaCapture, GraphRunner, step_sizes
 from tercel.runtime.model_runner import ModelRunner
-from tercel.runtime.proposals import SUFFIX, SUFFIX_DRAFTS
 from tercel.runtime.ranks import RANK_MAIN, Ranks
 from tercel.runtime.runner import OpenModel, ReportProgress, Runner
 from tercel.runtime.sampler import Sampler
 from tercel.runtime.tokenizer import Tokenizer
-from tercel.targets.drafters import DrafterPlan, create_drafter
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
 from tercel.targets.program import Program
-from tercel.targets.state import CacheSizes, create_cache, create_drafter_cache
+from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.checkpoint import Checkpoint
-from tercel.weights.drafter import load_drafter
-from tercel.weights.drafter_table import check_drafter_layout
-from tercel.weights.fingerprint import fingerprint
 from tercel.weights.load import dummy_model, load_model
 
 _LOG = logging.getLogger(__name__)
@@ -58,10 +52,7 @@ class Opened:
     @property
     def max_drafts(self) -> int:
         """Guesses per request and step that a step may verify."""
-        if self.config.drafter is None:
-            return 0
-        trained = SUFFIX_DRAFTS if self.drafter is None else self.drafter.max_drafts
-        return min(trained, self.config.max_drafts or trained)
+        return max_drafts_of(self.config, self.drafter)
 
     def plan(self, rank: int, resolve: Callable[..., Plan] = resolve) -> Plan:
         """The program of a rank.
@@ -73,6 +64,16 @@ class Opened:
         return resolve(self.model, self.config, arch=arch, dtype=dtype, rank=rank)
 
 
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """Of config.model; random weights do without its file.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    is_dummy = config.load_format == "dummy"
+    return Tokenizer.load_or_bytes(config.model) if is_dummy else Tokenizer.load(config.model)
+
+
 def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1) -> Opened:
     """Reads the configuration and the tokenizer of config.model, for one of the ranks of a host.
 
@@ -81,7 +82,7 @@ def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1
     """
     model_dir = Path(config.model)
     model = ModelConfig.load(model_dir)
-    tokenizer = Tokenizer.load(model_dir)
+    tokenizer = load_tokenizer(config)
     if tokenizer.vocab_size > model.vocab_size:
         raise CheckpointError(
             f"{model_dir}: the tokenizer has {tokenizer.vocab_size} tokens and config.json a "
@@ -90,18 +91,7 @@ def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1
     device = device_of(config)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", local_rank)
-    return Opened(config, model, tokenizer, device, _open_drafter(config, model), local_size)
-
-
-def _open_drafter(config: EngineConfig, model: ModelConfig) -> DrafterConfig | None:
-    if config.drafter is None or config.drafter == SUFFIX:
-        return None
-    drafter = read_drafter_config(Path(config.drafter))
-    drafter.check_target(model)
-    check_drafter_layout(drafter, Layout.parse(config.layout))
-    if config.max_drafts is not None:
-        drafter.width(config.max_drafts)
-    return drafter
+    return Opened(config, model, tokenizer, device, open_drafter(config, model), local_size)
 
 
 def open_checkpoint(
@@ -157,89 +147,48 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
     unwritten = range(tokenizer.vocab_size, opened.model.vocab_size)
     program = plan.program(weights, groups)
     forced = config.forced_acceptance
-    buffer, drafts = start_drafter(opened, plan, program, sizes)
+    cache = create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device)
+    sampler = Sampler(
+        groups.tp,
+        tokenizer.illegal_ids.union(unwritten),
+        device,
+        rule=config.acceptance,
+        forced=None if forced is None else ForcedAcceptance(forced),
+    )
+    drafting = None
+    if opened.drafter is not None:
+        drafting = start_drafting(config, opened.drafter, plan, program, sizes, device)
     return ModelRunner(
         program,
-        create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device),
-        Sampler(
-            groups.tp,
-            tokenizer.illegal_ids.union(unwritten),
-            device,
-            rule=config.acceptance,
-            forced=None if forced is None else ForcedAcceptance(forced),
-        ),
+        cache,
+        sampler,
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,
-        tap_buffer=buffer,
-        drafts=drafts,
+        graphs=_graphs(opened, plan, program, cache),
+        drafting=drafting,
     )
 
 
-def start_drafter(
-    opened: Opened, plan: Plan, program: Program, sizes: CacheSizes
-) -> tuple[TapBuffer | None, DraftRunner | None]:
-    """What a rank needs to draft: every stage captures taps, the last one drafts."""
-    c, drafter, place = opened.config, opened.drafter, plan.place
-    if drafter is None or c.drafter is None:
-        return None, None
-    norm = program.weights.layers[0].input_norm
-    tokens = max(c.max_step_tokens, plan.route.row.limits.decode_max_tokens)
-    buffer = TapBuffer(drafter.taps, drafter.tap_stream, tokens, norm)
-    if not place.is_last_stage:
-        return buffer, None
-    target = Checkpoint.open(c.model)
-    trained_for = drafter.target_fingerprint
-    if trained_for is not None and trained_for != fingerprint(target):
-        _LOG.warning(
-            "drafter %s was trained for another checkpoint than %s; it may guess badly",
-            c.drafter,
-            c.model,
-        )
-    kind: dict[str, Any] = {"dtype": plan.dtype, "device": opened.device}
-    embed = _whole_embedding(target, program.weights, place, plan.dtype, opened.device)
-    weights = load_drafter(
-        Checkpoint.open(c.drafter),
-        drafter,
-        place.layout,
-        place.rank % place.layout.tp,
-        embed=embed,
-        **kind,
+@torch.inference_mode()
+def _graphs(opened: Opened, plan: Plan, program: Program, cache: ModelCache) -> GraphRunner | None:
+    """The decode steps, captured; None where they run op by op."""
+    config = opened.config
+    one_rank = plan.place.layout.world_size == 1
+    if opened.device.type != "cuda" or not one_rank or not config.decode_graphs:
+        return None
+    longest = config.max_model_len or min(opened.model.max_position_embeddings, config.cache_tokens)
+    sizes = step_sizes(config.max_running, -(-longest // config.page_size), plan.route.row.limits)
+    capture = CudaCapture(opened.device)
+    where: dict[str, Any] = {"page_size": config.page_size, "device": opened.device}
+    graphs = GraphRunner(program, cache, sizes, capture=capture, **where)
+    _LOG.info(
+        "captured %d decode graphs in %.1f s; they hold %.0f MiB",
+        len(graphs),
+        graphs.seconds,
+        capture.pool_bytes / 2**20,
     )
-    head = program.weights.head
-    assert head is not None, "the last stage holds the head"
-    chosen = create_drafter(
-        DrafterPlan(
-            row=plan.route.row,
-            arch=arch_of(opened.device) or Arch.CPU,
-            config=drafter,
-            weights=weights,
-            embed=embed,
-            head=head,
-            group=program.groups.tp,
-            counts=program.counts,
-        )
-    )
-    runner = DraftRunner(
-        chosen,
-        create_drafter_cache(drafter, place.layout, sizes=sizes, **kind),
-        max_drafts=opened.max_drafts,
-        num_slots=sizes.num_slots,
-        vocab_size=drafter.vocab_size // place.layout.tp,
-        keeps_logits=c.acceptance != "match",
-        device=opened.device,
-    )
-    return buffer, runner
-
-
-def _whole_embedding(
-    target: Checkpoint, weights: ModelWeights, place: Rank, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """The target's table, which ranks of larger layouts hold a part of, or none."""
-    if place.layout.world_size == 1 and weights.embed is not None:
-        return weights.embed
-    (name,) = (name for name in target.tensors if name.endswith("embed_tokens.weight"))
-    return target.reader().tensor(name).to(dtype).to(device)
+    return graphs
 
 
 def _threads_for(weight_bytes: int, local_size: int) -> int:

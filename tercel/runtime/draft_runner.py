@@ -5,7 +5,7 @@ import torch
 from tercel.core.cache import DrafterCache
 from tercel.core.drafter import TapStream
 from tercel.core.drafting import Block, DraftSampling, Taps
-from tercel.core.inputs import StepInputs
+from tercel.core.inputs import StepInputs, on_device
 from tercel.core.step import Row, StepPlan
 from tercel.runtime.verdict import Drafted, Verdict
 from tercel.targets.drafters import Drafter
@@ -32,24 +32,24 @@ class DraftRunner:
 
     def __init__(
         self,
-        drafter: Drafter,
+        taps: TapBuffer,
+        drafter: Drafter | None,
         cache: DrafterCache,
         *,
-        max_drafts: int,
-        num_slots: int,
-        vocab_size: int,
-        keeps_logits: bool,
+        logits: torch.Tensor | None,
         device: torch.device,
     ) -> None:
-        """`vocab_size` is this rank's part; `keeps_logits`: whether the acceptance rule reads
-        them."""
+        """
+        Args:
+            drafter: None on the pipeline stages that only capture taps.
+            logits: [slots, drafts, vocabulary of this rank] f32, for acceptance rules that read
+                what guesses were drawn from.
+        """
+        self.taps = taps
         self._drafter = drafter
         self._cache = cache
         self._device = device
-        self._logits: torch.Tensor | None = None
-        if keeps_logits:
-            shape = (num_slots, max_drafts, vocab_size)
-            self._logits = torch.zeros(shape, dtype=torch.float32, device=device)
+        self._logits = logits
 
     def clear(self, pages: torch.Tensor) -> None:
         """Zeroes pages that a request has just been given."""
@@ -58,6 +58,8 @@ class DraftRunner:
     def write_context(self, taps: Taps, plan: StepPlan, inputs: StepInputs) -> None:
         """Of every token of the step, rejected drafts too: they lie past the request's end, and
         are written again before its end gets there."""
+        if self._drafter is None:
+            return
         features = taps.rows.transpose(0, 1).flatten(1)
         positions = self._integers(
             [p for row in plan.rows for p in range(row.context_len, row.seq_len)]
@@ -68,18 +70,17 @@ class DraftRunner:
         """[R * drafts, V] what the drafts of the plan's verify rows were drawn from."""
         if self._logits is None or inputs.verify is None or inputs.verify.width == 1:
             return None
-        slots = inputs.verify.slots[: len(plan.verify)]
-        return self._logits[slots, : inputs.verify.width - 1].flatten(0, 1)
+        return self._logits[inputs.verify.slots, : inputs.verify.width - 1].flatten(0, 1)
 
     def draft(self, plan: StepPlan, inputs: StepInputs, verdict: Verdict) -> Drafted | None:
         """Guesses for every request that samples; their anchors are the verdict's last tokens."""
-        if not plan.num_drafts:
+        if self._drafter is None or not plan.num_drafts:
             return None
         slots, table, lengths = self._requests(plan, inputs, verdict)
         samplings = [row.sampling for row in (*_sampled(plan), *plan.verify)]
         temperatures = [item.temperature for item in samplings]
         sampling = DraftSampling(
-            torch.tensor(temperatures, dtype=torch.float32).to(self._device, non_blocking=True),
+            on_device(temperatures, torch.float32, self._device),
             self._integers([item.seed for item in samplings]),
             greedy=all(temperature == 0 for temperature in temperatures),
         )
@@ -102,16 +103,15 @@ class DraftRunner:
             tables.append(inputs.prefill.block_table[index])
             lengths.append(self._integers([row.seq_len for row in _sampled(plan)]))
         if plan.verify and inputs.verify is not None:
-            rows, kept = len(plan.verify), verdict.accepted[len(sampled) :]
-            slots.append(inputs.verify.slots[:rows])
-            tables.append(inputs.verify.block_table[:rows])
-            lengths.append(inputs.verify.context_lens[:rows] + kept + 1)
+            slots.append(inputs.verify.slots)
+            tables.append(inputs.verify.block_table)
+            lengths.append(inputs.verify.context_lens + verdict.accepted[len(sampled) :] + 1)
         width = max(table.shape[1] for table in tables)
         padded = [torch.nn.functional.pad(x, (0, width - x.shape[1])) for x in tables]
         return torch.cat(slots), torch.cat(padded), torch.cat(lengths)
 
     def _integers(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+        return on_device(values, torch.int64, self._device)
 
 
 def _sampled(plan: StepPlan) -> list[Row]:
