@@ -45,7 +45,8 @@ def main(
         python("tercel", *make, "--shards", str(shards))
         os.sync()  # or the disk is busy writing them while they are read
         figures = (*bytes_per_rank(model), *speed(model, rounds))
-    settings = {"size_bytes": size_bytes, "shards": shards, "rounds": rounds}
+    settings: dict[str, Any] = {"size_bytes": size_bytes, "shards": shards, "rounds": rounds}
+    settings["load average"] = f"{os.getloadavg()[0]:.1f}"
     publish(Report("Loading by rank", figures, settings), as_json)
 
 
