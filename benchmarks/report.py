@@ -73,6 +73,7 @@ def programs(model: Path, mlx_python: Path | None, gsm8k: Path | None) -> dict[s
         "convert_texts": Program("benchmarks.convert_texts", on_model),
         "convert_oracle": Program("benchmarks.convert_oracle", (*on_model, *mlx)),
         "layouts": Program("benchmarks.layouts", on_model),
+        "layouts_random": Program("benchmarks.layouts", ("--random",)),
         "recycling": Program("benchmarks.recycling", on_model),
         "accuracy": Program("tercel", ("gate", "accuracy", *on_model, *perplexity), accuracy),
         "planted_faults": Program("benchmarks.planted_faults", on_model),
