@@ -1,5 +1,7 @@
 """Converts a checkpoint between formats, a few matrices in memory at a time, all or nothing."""
 
+import fcntl
+import glob
 import os
 import secrets
 import shutil
@@ -9,14 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tercel.core.model import ModelConfig, read_config_json
 from tercel.errors import CheckpointError, ConfigError
 from tercel.weights.checkpoint import INDEX, Checkpoint
 from tercel.weights.conversion_plan import Copy, Job, Plan, plan_conversion
 from tercel.weights.formats import MATRIX_FORMATS
-from tercel.weights.header import TORCH_DTYPES
 from tercel.weights.manifest import account
 from tercel.weights.problems import raise_problems
 from tercel.weights.published import published_config
@@ -55,7 +54,8 @@ def convert_checkpoint(
     """Writes the checkpoint `source` as `target` with its routed experts in another format.
 
     Everything is written to a directory beside `target`, which is renamed at the end and removed
-    on any failure. Memory holds the matrices of half an expert, or one matrix, at a time.
+    on any failure; what a killed conversion to `target` has left is removed first.
+    Memory holds the matrices of half an expert, or one matrix, at a time.
 
     Args:
         to: mxfp4, nvfp4 or bf16.
@@ -65,7 +65,8 @@ def convert_checkpoint(
         progress: called with (bytes written, bytes in all).
 
     Raises:
-        ConfigError: an unknown format, nothing to convert, or a target that is in the way.
+        ConfigError: an unknown format, nothing to convert, a target that is in the way, or another
+            conversion that writes to it now.
         CheckpointError: what is wrong with the source, that it changed meanwhile, or that the
             target cannot be written.
     """
@@ -75,6 +76,7 @@ def convert_checkpoint(
     checkpoint = Checkpoint.open(source)
     raise_problems(source, account(checkpoint, config)[1])
     plan = plan_conversion(checkpoint, config, to, fp8_attention)
+    _remove_abandoned(target)
     _check_space(target, plan.num_bytes)
     reader = checkpoint.reader()
     writing = _Writing(plan, reader, progress or (lambda done, total: None))
@@ -129,12 +131,8 @@ class _Writing:
                 yield whole(f"{key}.{leaf}", tensor)
 
     def _tensors(self, key: str, form: str) -> Tensors:
-        return {part.leaf: self._tensor(f"{key}.{part.leaf}") for part in MATRIX_FORMATS[form].read}
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        stored = self.plan.checkpoint.tensors[name]
-        data = self.reader.read(name)
-        return torch.frombuffer(data, dtype=TORCH_DTYPES[stored.dtype]).view(stored.shape)
+        parts = MATRIX_FORMATS[form].read
+        return {part.leaf: self.reader.tensor(f"{key}.{part.leaf}") for part in parts}
 
 
 def _configs(config_json: Mapping[str, Any], plan: Plan, to: str) -> dict[str, Any]:
@@ -178,7 +176,8 @@ def _staged(source: Path, target: Path) -> Iterator[Path]:
     staging = place.with_name(f".{place.name}.{secrets.token_hex(4)}.partial")
     try:
         staging.mkdir()
-        yield staging
+        with _locked(staging):
+            yield staging
         os.replace(staging, place)
     except OSError as error:
         raise CheckpointError(
@@ -186,6 +185,31 @@ def _staged(source: Path, target: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Removes the partial directories of conversions to `target` that were killed: a live one holds
+    a lock on its own."""
+    place = target.resolve()
+    for partial in place.parent.glob(f".{glob.escape(place.name)}.*.partial"):
+        with _locked(partial):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """A lock that goes with its holder, whichever way that ends."""
+    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"out: another process converts to it and writes to {directory}; wait for its end or "
+            "choose another directory"
+        ) from error
+    finally:
+        os.close(file)
 
 
 def _copy_files(source: Path, staging: Path) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tercel.cli import main
-from tercel.errors import CheckpointError
+from tercel.errors import CheckpointError, ConfigError
 from tercel.weights import convert
 from tercel.weights.convert import convert_checkpoint
 from tests.weights.test_changed_files import replace, rewrite, truncate
@@ -116,23 +116,45 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals(kimi_k3, tmp_path, number):
-    """The command itself, stopped while it writes."""
+@contextmanager
+def converting(source, out):
+    """The command itself, while it writes."""
     command = [sys.executable, "-c", SLOWLY, "checkpoint", "convert"]
-    command += [str(kimi_k3.path), str(tmp_path / "out"), "--to", "bf16"]
+    command += [str(source), str(out), "--to", "bf16"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".out.*/*.safetensors")) and time.monotonic() < deadline:
+        while not list(out.parent.glob(f".{out.name}.*/*.safetensors")):
             assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
             time.sleep(0.02)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        yield process
     finally:
         process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals(kimi_k3, tmp_path, number):
+    with converting(kimi_k3.path, tmp_path / "out") as process:
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + number and "Traceback" not in err
     assert left(tmp_path) == ["model"]
+
+
+def test_the_next_conversion_removes_what_a_kill_left(kimi_k3, tmp_path):
+    others = tmp_path / ".other.1234.partial", tmp_path / ".out.partial"
+    for other in others:
+        other.mkdir()
+    with converting(kimi_k3.path, tmp_path / "out") as process:
+        with pytest.raises(ConfigError, match=r"another process converts to it .*\.out\."):
+            convert_checkpoint(kimi_k3.path, tmp_path / "out", "bf16")
+        process.kill()
+        process.wait()
+        assert len(left(tmp_path)) == 4
+    convert_checkpoint(kimi_k3.path, tmp_path / "out", "bf16")
+    assert left(tmp_path) == sorted(["model", "out", *(other.name for other in others)])
 
 
 def run(capsys, *arguments):
