@@ -1,12 +1,7 @@
 """Converts a checkpoint between formats, a few matrices in memory at a time, all or nothing."""
 
-import fcntl
-import glob
-import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +18,7 @@ from tercel.weights.quantization import with_mxfp4, with_nvfp4, without_quantiza
 from tercel.weights.reader import Reader
 from tercel.weights.requantize import Exactness, Tensors, requantize
 from tercel.weights.shards import Piece, whole, write_json, write_shards
+from tercel.weights.staging import staged
 
 _COPIED_BYTES = 64 * 2**20
 """Bytes of an unchanged tensor that are in memory at a time."""
@@ -76,11 +72,10 @@ def convert_checkpoint(
     checkpoint = Checkpoint.open(source)
     raise_problems(source, account(checkpoint, config)[1])
     plan = plan_conversion(checkpoint, config, to, fp8_attention)
-    _remove_abandoned(target)
     _check_space(target, plan.num_bytes)
     reader = checkpoint.reader()
     writing = _Writing(plan, reader, progress or (lambda done, total: None))
-    with _staged(source, target) as staging:
+    with staged(target, f"converting {source}") as staging:
         write_shards(
             staging, [(shard.planned, writing.pieces(shard.jobs)) for shard in plan.shards]
         )
@@ -167,49 +162,6 @@ def _check_space(target: Path, num_bytes: int) -> None:
             f"{target} needs {num_bytes:,} bytes and its disk has {free:,} free; make room or "
             "choose another"
         )
-
-
-@contextmanager
-def _staged(source: Path, target: Path) -> Iterator[Path]:
-    """A new directory beside `target` that takes its place at the end, or is gone."""
-    place = target.resolve()
-    staging = place.with_name(f".{place.name}.{secrets.token_hex(4)}.partial")
-    try:
-        staging.mkdir()
-        with _locked(staging):
-            yield staging
-        os.replace(staging, place)
-    except OSError as error:
-        raise CheckpointError(
-            f"{target}: converting {source} failed: {error}; nothing was written"
-        ) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def _remove_abandoned(target: Path) -> None:
-    """Removes the partial directories of conversions to `target` that were killed: a live one holds
-    a lock on its own."""
-    place = target.resolve()
-    for partial in place.parent.glob(f".{glob.escape(place.name)}.*.partial"):
-        with _locked(partial):
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """A lock that goes with its holder, whichever way that ends."""
-    file = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"out: another process converts to it and writes to {directory}; wait for its end or "
-            "choose another directory"
-        ) from error
-    finally:
-        os.close(file)
 
 
 def _copy_files(source: Path, staging: Path) -> tuple[str, ...]:

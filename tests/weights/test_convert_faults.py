@@ -2,7 +2,6 @@
 
 import json
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +48,13 @@ def test_disk_full(kimi_k3, tmp_path, limit):
     convert_checkpoint(kimi_k3.path, tmp_path / "out", "bf16")  # with room it goes through
 
 
+def test_disk_full_while_a_random_checkpoint_is_made(tmp_path, capsys):
+    with largest_file(10_000):
+        code, _, err = run(capsys, "checkpoint", "make-tiny", tmp_path / "deep" / "out")
+    assert code == 1 and err.startswith("error: ") and "nothing was written" in err
+    assert left(tmp_path) == ["deep"] and not left(tmp_path / "deep")
+
+
 def test_disk_full_while_other_files_are_copied(kimi_k3, tmp_path):
     (kimi_k3.path / "tiktoken.model").write_bytes(bytes(5_000_000))
     with largest_file(3_000_000), pytest.raises(CheckpointError, match="nothing was written"):
@@ -57,9 +63,7 @@ def test_disk_full_while_other_files_are_copied(kimi_k3, tmp_path):
 
 
 def test_too_little_room_is_seen_before_anything_is_written(kimi_k3, tmp_path, monkeypatch):
-    usage = SimpleNamespace(
-        disk_usage=lambda path: SimpleNamespace(free=1000), rmtree=shutil.rmtree
-    )
+    usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=1000))
     monkeypatch.setattr(convert, "shutil", usage)
     with pytest.raises(CheckpointError, match=r"needs [0-9,]+ bytes and its disk has 1,000 free"):
         convert_checkpoint(kimi_k3.path, tmp_path / "out", "bf16")
@@ -148,7 +152,7 @@ def test_the_next_conversion_removes_what_a_kill_left(kimi_k3, tmp_path):
     for other in others:
         other.mkdir()
     with converting(kimi_k3.path, tmp_path / "out") as process:
-        with pytest.raises(ConfigError, match=r"another process converts to it .*\.out\."):
+        with pytest.raises(ConfigError, match=r"another process makes .*\.out\."):
             convert_checkpoint(kimi_k3.path, tmp_path / "out", "bf16")
         process.kill()
         process.wait()
