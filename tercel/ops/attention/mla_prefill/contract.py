@@ -1,6 +1,6 @@
 """Causal MLA attention of sequences' new tokens over the paged latents, the context included.
 
-    c | k_rope = entry                                     of every cached token of the row
+    c | k_rope = entry                  of every cached token; act(page_scale * code) where FP8
     k_nope[h] = act(w_k[h] c);  v[h] = act(w_v[h] c)       expanded
     s[i, j] = scale * (q_nope . k_nope + q_rope . k_rope)  j <= context + i, fp32
     out = act(act(softmax(s) v) * gate)                    fp32 softmax, not rounded
@@ -21,6 +21,14 @@ import torch
 from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 from tercel.errors import ContractError
+from tercel.ops._lib.latent import (
+    AXES,
+    PAGE_SCALE,
+    SCALED,
+    draw_entries,
+    draw_page_scale,
+    page_dtype,
+)
 from tercel.ops._lib.pools import check_cu_seqlens, draw_pages
 
 HEAD = {"K": 128, "V": 128, "L": 512, "E": 576}
@@ -35,7 +43,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         context + stop - start
         for context, (start, stop) in zip(contexts, pairwise(bounds), strict=True)
     ]
-    pages, table = draw_pages(make, lengths, make.normal(cell["PAGES"], cell["PS"], entry))
+    pages, table = draw_pages(make, lengths, draw_entries(cell, make), page_dtype(cell))
     kv_b = make.normal(heads, k_dim + v_dim, rank, scale=rank**-0.5)
     gate = make.uniform(tokens, heads * v_dim, low=0.0, high=1.0)
     return {
@@ -48,6 +56,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "cu_seqlens": bounds,
         "context_lens": contexts,
         "scale": (k_dim + entry - rank) ** -0.5,
+        "page_scale": draw_page_scale(cell, make),
     }
 
 
@@ -87,15 +96,12 @@ CONTRACT = Contract(
         "H": "heads",
         "K": "qk_nope_head_dim",
         "V": "v_head_dim",
-        "L": "kv_lora_rank",
-        "E": "an entry of the cache: kv_lora_rank + qk_rope_head_dim",
         "PG": "pages of the longest row",
-        "PS": "tokens of a page",
-        "PAGES": "pages of the pool; page 0 is the sink",
+        **AXES,
     },
     args={
         "q": Arg("T H K+E-L", layout="rows"),
-        "pages": Arg("PAGES PS E"),
+        "pages": Arg("PAGES PS E", "act|e4m3"),
         "block_table": Arg("N PG", "i64"),
         "w_k": Arg("H K L", layout="any"),
         "w_v": Arg("H V L", layout="any"),
@@ -103,6 +109,7 @@ CONTRACT = Contract(
         "cu_seqlens": Value(tuple, "sequence n is tokens cu_seqlens[n] .. cu_seqlens[n + 1]"),
         "context_lens": Value(tuple, "entries before this step, per sequence"),
         "scale": Value(float, "(qk_nope_head_dim + qk_rope_head_dim)**-0.5"),
+        "page_scale": PAGE_SCALE,
     },
     returns={"out": Arg("T H*V")},
     where=(
@@ -110,6 +117,7 @@ CONTRACT = Contract(
         "len(cu_seqlens) == N + 1",
         "len(context_lens) == N",
         "cu_seqlens[-1] == T",
+        SCALED,
     ),
     cost=cost,
     inputs=inputs,
