@@ -15,10 +15,12 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-FEW = 8
-"""Tokens up to which the weights stay in registers."""
+FEW = 1
+"""Tokens up to which weights in registers are multiplied without tensor cores."""
 BATCH = 16
 """Tokens per program above that."""
+STORED = 4
+"""Tokens per program of `append`."""
 E4M3_MAX = tl.constexpr(448.0)
 
 
@@ -52,7 +54,7 @@ def project(q: torch.Tensor, q_norm: torch.Tensor, q_b: torch.Tensor, eps: float
     out = q.new_empty(tokens, columns)
     few = tokens <= FEW
     rows = 8 if few else 16
-    grid = (triton.cdiv(columns, rows), 1 if few else triton.cdiv(tokens, BATCH))
+    grid = (triton.cdiv(columns, rows), tokens if few else triton.cdiv(tokens, BATCH))
     _project[grid](
         q,
         q_norm,
@@ -83,7 +85,7 @@ def absorb(
     few = tokens <= FEW
     lanes = max(min(64, triton.next_power_of_2(rank)), 16)
     chunks = triton.cdiv(rank, lanes)
-    grid = (chunks + 1, heads, 1 if few else triton.cdiv(tokens, BATCH))
+    grid = (chunks + 1, heads, tokens if few else triton.cdiv(tokens, BATCH))
     _absorb[grid](
         q,
         w_k,
@@ -110,14 +112,16 @@ def absorb(
 
 
 def append(store: Store) -> None:
-    """Each token's entry, one program each."""
-    rank = len(store.kv_norm)
-    _append[(len(store.latent),)](
+    """Each token's entry."""
+    rank, tokens = len(store.kv_norm), len(store.latent)
+    _append[(triton.cdiv(tokens, STORED),)](
         *_arguments(store),
+        tokens,
         store.latent.stride(0),
         L=rank,
         D=store.latent.shape[1] - rank,
-        num_warps=1,
+        BATCH=STORED,
+        num_warps=4,
         launch_pdl=True,
     )
 
@@ -165,12 +169,12 @@ def _project(
     if BATCH == 1:
         held = tl.load(here + k[None, :], mask=inside & (k < DEPTH)[None, :], other=0.0)
         norm = tl.load(q_norm + k, mask=k < DEPTH, other=0.0)
+        token = tl.program_id(1).to(tl.int64)
         cuda.gdc_wait()
-        for token in range(tokens):
-            x = tl.load(q + token * q_stride + k, mask=k < DEPTH, other=0.0)
-            x = rms_norm(x, norm, eps, DEPTH)
-            sums = tl.sum(held.to(tl.float32) * x.to(tl.float32)[None, :], 1)
-            tl.store(out + token * columns + row, sums.to(x.dtype), mask=row < columns)
+        x = tl.load(q + token * q_stride + k, mask=k < DEPTH, other=0.0)
+        x = rms_norm(x[None, :], norm[None, :], eps, DEPTH)
+        sums = tl.sum(held.to(tl.float32) * x.to(tl.float32), 1)
+        tl.store(out + token * columns + row, sums.to(x.dtype), mask=row < columns)
     else:
         STEP: tl.constexpr = min(WIDTH, 256)
         token = tl.program_id(1) * BATCH + tl.arange(0, BATCH)
@@ -200,18 +204,19 @@ def _project(
 @triton.jit
 def _key(
     x,
-    d,
     token,
+    real,
     inv_freq,
     positions,
     scale,
     D: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """The D channels at pointer x, as they are or turned by the token's position: angles in fp64,
-    products in fp32, one rounding."""
-    inside = d < D
-    own = tl.load(x + d, mask=inside, other=0.0)
+    """The D channels at pointers x [B, 1] of tokens [B], as they are or turned by the tokens'
+    positions: angles in fp64, products in fp32, one rounding."""
+    d = tl.arange(0, triton.next_power_of_2(D))
+    inside = real[:, None] & (d < D)[None, :]
+    own = tl.load(x + d[None, :], mask=inside, other=0.0)
     if inv_freq is not None:
         if INTERLEAVED:
             other = d ^ 1
@@ -221,19 +226,21 @@ def _key(
             other = (d + D // 2) % D
             pair = d % (D // 2)
             first = d < D // 2
-        partner = tl.load(x + other, mask=inside, other=0.0).to(tl.float32)
-        frequency = tl.load(inv_freq + pair, mask=inside, other=0.0)
-        angle = tl.load(positions + token).to(tl.float64) * frequency.to(tl.float64)
+        partner = tl.load(x + other[None, :], mask=inside, other=0.0).to(tl.float32)
+        frequency = tl.load(inv_freq + pair, mask=d < D, other=0.0).to(tl.float64)
+        position = tl.load(positions + token, mask=real, other=0).to(tl.float64)
+        angle = position[:, None] * frequency[None, :]
         cos = (tl.cos(angle) * scale).to(tl.float32)
         sin = (tl.sin(angle) * scale).to(tl.float32)
-        turned = own.to(tl.float32) * cos + tl.where(first, -partner, partner) * sin
+        turned = own.to(tl.float32) * cos + tl.where(first[None, :], -partner, partner) * sin
         own = turned.to(own.dtype)
     return own
 
 
 @triton.jit
-def _store_entry(
+def _store_entries(
     token,
+    real,
     latent,
     kv_norm,
     pages,
@@ -248,23 +255,25 @@ def _store_entry(
     D: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """One token's entry: its normed latent, and its key part as it is or turned."""
+    """The entries of tokens [B]: normed latents, and key parts as they are or turned."""
     lanes = tl.arange(0, triton.next_power_of_2(L))
     d = tl.arange(0, triton.next_power_of_2(D))
-    x = latent + token * latent_stride
-    norm = tl.load(kv_norm + lanes, mask=lanes < L, other=0.0)
-    normed = rms_norm(tl.load(x + lanes, mask=lanes < L, other=0.0), norm, eps, L)
-    key = _key(x + L, d, token, inv_freq, positions, rope_scale, D, INTERLEAVED)
+    inside = real[:, None] & (lanes < L)[None, :]
     slot = token
     if slot_mapping is not None:
-        slot = tl.load(slot_mapping + token)
+        slot = tl.load(slot_mapping + token, mask=real, other=0)
+    x = latent + token[:, None] * latent_stride
+    rows = tl.load(x + lanes[None, :], mask=inside, other=0.0)
+    norm = tl.load(kv_norm + lanes, mask=lanes < L, other=0.0)
+    key = _key(x + L, token, real, inv_freq, positions, rope_scale, D, INTERLEAVED)
+    normed = rms_norm(rows, norm[None, :], eps, L)
     if page_scale is not None:
         step = tl.load(page_scale)
         normed = _quantize(normed.to(tl.float32) / step, pages.dtype.element_ty)
         key = _quantize(key.to(tl.float32) / step, pages.dtype.element_ty)
-    here = pages + slot * (L + D)
-    tl.store(here + lanes, normed, mask=lanes < L)
-    tl.store(here + L + d, key, mask=d < D)
+    here = pages + slot[:, None] * (L + D)
+    tl.store(here + lanes[None, :], normed, mask=inside)
+    tl.store(here + L + d[None, :], key, mask=real[:, None] & (d < D)[None, :])
 
 
 @triton.jit
@@ -274,7 +283,7 @@ def _quantize(x, dtype: tl.constexpr):
     return x.to(dtype)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _append(
     latent,  # [T, L + D] act, rows latent_stride apart
     kv_norm,  # [L] act
@@ -282,14 +291,17 @@ def _append(
     slot_mapping,  # [T] i64
     page_scale,  # [1] f32, or None
     eps,
+    tokens,
     latent_stride,
     L: tl.constexpr,
     D: tl.constexpr,
+    BATCH: tl.constexpr,
 ):
+    token = tl.program_id(0).to(tl.int64) * BATCH + tl.arange(0, BATCH)
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
-    _store_entry(
-        tl.program_id(0).to(tl.int64), latent, kv_norm, pages, slot_mapping, page_scale, eps,
+    _store_entries(
+        token, token < tokens, latent, kv_norm, pages, slot_mapping, page_scale, eps,
         None, None, 1.0, latent_stride, L, D, False,
     )  # fmt: skip
 
@@ -324,42 +336,34 @@ def _absorb(
     BATCH: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    D_WIDTH: tl.constexpr = triton.next_power_of_2(D)
     chunk = tl.program_id(0)
     head = tl.program_id(1)
-    first = tl.program_id(2).to(tl.int64) * BATCH
-    last = tokens if BATCH == 1 else tl.minimum(first + BATCH, tokens)
+    token = tl.program_id(2).to(tl.int64) * BATCH + tl.arange(0, BATCH)
+    real = token < tokens
     k = tl.arange(0, K_WIDTH)
-    d = tl.arange(0, D_WIDTH)
     lanes = chunk * LANES + tl.arange(0, LANES)
     cuda.gdc_launch_dependents()
     here = w_k + head.to(tl.int64) * head_stride + k[:, None] * k_stride
     inside = (k < K)[:, None] & (lanes < L)[None, :]
     w = tl.load(here + lanes[None, :] * lane_stride, mask=inside, other=0.0)
     cuda.gdc_wait()
-    q += head * (K + D)
-    query += head * (L + D)
+    x = q + token[:, None] * q_stride + head * (K + D)
+    there = query + (token * heads + head)[:, None] * (L + D)
     if chunk == CHUNKS:  # not a part of w_k: the channels that pass by it, and the entries
-        for token in range(first, last):
-            own = q + token * q_stride + K
-            key = _key(own, d, token, inv_freq, positions, rope_scale, D, INTERLEAVED)
-            tl.store(query + token * heads * (L + D) + L + d, key, mask=d < D)
-            if head == 0:
-                _store_entry(
-                    token, latent, kv_norm, pages, slot_mapping, page_scale, eps,
-                    inv_freq, positions, rope_scale, latent_stride, L, D, INTERLEAVED,
-                )  # fmt: skip
-    elif BATCH == 1:
-        for token in range(first, last):
-            x = tl.load(q + token * q_stride + k, mask=k < K, other=0.0)
-            sums = tl.sum(w.to(tl.float32) * x.to(tl.float32)[:, None], 0)
-            there = query + token * heads * (L + D) + lanes
-            tl.store(there, sums.to(w.dtype), mask=lanes < L)
+        d = tl.arange(0, triton.next_power_of_2(D))
+        key = _key(x + K, token, real, inv_freq, positions, rope_scale, D, INTERLEAVED)
+        tl.store(there + L + d[None, :], key, mask=real[:, None] & (d < D)[None, :])
+        if head == 0:
+            _store_entries(
+                token, real, latent, kv_norm, pages, slot_mapping, page_scale, eps,
+                inv_freq, positions, rope_scale, latent_stride, L, D, INTERLEAVED,
+            )  # fmt: skip
     else:
-        token = first + tl.arange(0, BATCH)
-        real = (token < tokens)[:, None]
-        at = q + token[:, None] * q_stride + k[None, :]
-        x = tl.load(at, mask=real & (k < K)[None, :], other=0.0)
-        sums = tl.dot(x, w, input_precision="ieee")
-        there = query + token[:, None] * (heads * (L + D)) + lanes[None, :]
-        tl.store(there, sums.to(w.dtype), mask=real & (lanes < L)[None, :])
+        nope = tl.load(x + k[None, :], mask=real[:, None] & (k < K)[None, :], other=0.0)
+        if BATCH == 1:
+            wide = tl.reshape(nope.to(tl.float32), (K_WIDTH, 1))
+            sums = tl.sum(w.to(tl.float32) * wide, 0)[None, :]
+        else:
+            sums = tl.dot(nope, w, input_precision="ieee")
+        mask = real[:, None] & (lanes < L)[None, :]
+        tl.store(there + lanes[None, :], sums.to(w.dtype), mask=mask)

@@ -3,11 +3,14 @@
 An FP8 cache stores e4m3 codes of value / page_scale, one fp32 scale for all pages of a layer.
 """
 
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from tercel.contract import Arg, Cell
 from tercel.contract.contract import InputMaker
 from tercel.ops._lib.dtypes import wide
+from tercel.ops._lib.pools import draw_pages
 
 AXES = {
     "L": "kv_lora_rank",
@@ -34,17 +37,30 @@ def draw_page_scale(cell: Cell, make: InputMaker) -> torch.Tensor | None:
     return make.uniform(1, low=0.02, high=0.03, dtype="f32") if cell.get("fp8") else None
 
 
-def draw_entries(cell: Cell, make: InputMaker) -> torch.Tensor:
-    """What the pages of a cell may hold: [PAGES, PS, E]."""
-    count = cell["PAGES"]
+def draw_cache(
+    cell: Cell, make: InputMaker, lengths: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pages [PAGES, PS, E] of a cell and the block table of rows of these lengths, as
+    `draw_pages` gives them."""
+    count, dtype = cell["PAGES"], page_dtype(cell)
     scale = 40.0 if cell.get("fp8") else 1.0
-    drawn = make.normal(
-        min(count, DISTINCT), cell["PS"], cell["E"], scale=scale, dtype=page_dtype(cell)
-    )
-    return drawn if count <= DISTINCT else drawn[torch.arange(count, device=drawn.device) % DISTINCT]
+    pages = make.normal(min(count, DISTINCT), cell["PS"], cell["E"], scale=scale, dtype=dtype)
+    if count > DISTINCT:
+        pages = pages[torch.arange(count, device=pages.device) % DISTINCT]
+    return draw_pages(make, lengths, pages, dtype)
 
 
-def stored(rows: torch.Tensor, pages: torch.Tensor, page_scale: torch.Tensor | None) -> torch.Tensor:
+def whole_tiles(sizes: Mapping[str, int]) -> str | None:
+    """Why a kernel that reads an entry as tiles of powers of two does not serve these sizes."""
+    latent, key, page = sizes["L"], sizes["E"] - sizes["L"], sizes["PS"]
+    if min(latent, key) < 16 or latent & (latent - 1) or key & (key - 1):
+        return f"entries of {latent} + {key}: both must be powers of two from 16 on"
+    return f"pages of {page} tokens: must be a multiple of 16" if page % 16 else None
+
+
+def stored(
+    rows: torch.Tensor, pages: torch.Tensor, page_scale: torch.Tensor | None
+) -> torch.Tensor:
     """Rows as `pages` keep them: as they are, or codes, to nearest, ties to even, saturated."""
     if page_scale is None:
         return rows

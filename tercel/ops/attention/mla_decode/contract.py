@@ -24,16 +24,7 @@ import torch
 from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 from tercel.errors import ContractError
-from tercel.ops._lib.latent import (
-    AXES,
-    PAGE_SCALE,
-    SCALED,
-    draw_entries,
-    draw_page_scale,
-    page_dtype,
-)
-from tercel.ops._lib.pools import draw_pages
-
+from tercel.ops._lib import latent
 
 HEAD = {"V": 128, "L": 512, "E": 576}
 """Sizes of the published models."""
@@ -44,7 +35,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     contexts = cell["contexts"]
     tokens = len(contexts) * width
     lengths = [context + width for context in contexts]
-    pages, table = draw_pages(make, lengths, draw_entries(cell, make), page_dtype(cell))
+    pages, table = latent.draw_cache(cell, make, lengths)
     kv_b = make.normal(heads, 2 * v_dim, rank, scale=rank**-0.5)
     gate = make.uniform(tokens, heads * v_dim, low=0.0, high=1.0)
     return {
@@ -56,7 +47,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "gate": gate if cell["gated"] else None,
         "width": width,
         "scale": 192**-0.5,
-        "page_scale": draw_page_scale(cell, make),
+        "page_scale": latent.draw_page_scale(cell, make),
     }
 
 
@@ -74,14 +65,6 @@ def valid(
         raise ContractError(f"context_lens: {longest} tokens, the block table holds {room}")
     if int(block_table.max()) >= pages.shape[0]:
         raise ContractError(f"block_table: page {int(block_table.max())} of {pages.shape[0]}")
-
-
-def whole_tiles(sizes: Mapping[str, int]) -> str | None:
-    """Why a kernel that reads an entry as tiles of powers of two does not serve these sizes."""
-    latent, key, page = sizes["L"], sizes["E"] - sizes["L"], sizes["PS"]
-    if min(latent, key) < 16 or latent & (latent - 1) or key & (key - 1):
-        return f"entries of {latent} + {key}: both must be powers of two from 16 on"
-    return f"pages of {page} tokens: must be a multiple of 16" if page % 16 else None
 
 
 def cost(sizes: Mapping[str, int]) -> Cost:
@@ -104,7 +87,7 @@ CONTRACT = Contract(
         "H": "heads",
         "V": "v_head_dim",
         "PG": "pages of the longest row",
-        **AXES,
+        **latent.AXES,
     },
     args={
         "query": Arg("R*width H E"),
@@ -115,10 +98,10 @@ CONTRACT = Contract(
         "gate": Arg("R*width H*V", layout="rows", optional=True),
         "width": Value(int, "tokens per row: 1 + drafts"),
         "scale": Value(float, "(qk_nope_head_dim + qk_rope_head_dim)**-0.5"),
-        "page_scale": PAGE_SCALE,
+        "page_scale": latent.PAGE_SCALE,
     },
     returns={"out": Arg("R*width H*V")},
-    where=("E >= L", "width >= 1", SCALED),
+    where=("E >= L", "width >= 1", latent.SCALED),
     cost=cost,
     inputs=inputs,
     valid=valid,
@@ -153,6 +136,7 @@ CONTRACT = Contract(
         ),
         Cell(
             "every head on one rank",
+            (),
             **HEAD,
             **{"width": 1, "H": 96, "PS": 64, "PAGES": 9, "gated": True},
             contexts=(130, 250),
@@ -163,11 +147,13 @@ CONTRACT = Contract(
         rms_ulps=2,
         fp32_element_ulps=64,
         fp32_rms_ulps=24,
-        why="scores of size 5 are exponents whose rounding is relative error of p; u and o are "
-        "rounded to activations once each and mix L values; the row's largest bounds the rest",
+        why="scores of size 5 are exponents whose rounding is relative error of p, which a kernel "
+        "rounds for tensor cores; u and o are rounded to activations once each and mix L values; "
+        "the row's largest bounds the rest",
     ),
     hazards=(
         Hazard("capacity", "a context past the block table is cut; only `valid` raises"),
+        Hazard("early_read", "read before the wait", ("block_table", "context_lens")),
         Hazard("stale_state", "an entry that nobody appended is read as it is; nothing raises"),
     ),
 )

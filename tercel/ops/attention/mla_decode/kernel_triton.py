@@ -1,16 +1,17 @@
-"""attention/mla_decode in two launches: parts of every row's context, then their sum and w_v.
+"""attention/mla_decode: parts of every row's context, then their sum, then the values.
 
-    _attend  s = scale * entry . query of a part's entries, p = exp(s - max), mixed = p entry / sum p
-    _merge   u = act(sum of a token's parts by their shares), out = act(act(w_v u) * gate)
+    _attend  s = scale * entry . query of a part's entries, mixed = softmax(s) . entries
+    _sum     u = act(a token's parts by their shares of the whole softmax)
+    _values  out = act(act(w_v u) * gate); where parts are few, u too
 
-The pages' bytes are what a call costs, so `_attend` reads an entry once and uses it twice: a tile
-of TOKENS entries [TOKENS, L] is the left side of the scores [TOKENS, N], its transpose that of the
-mixture [L, N]. Query rows, heads of all of a row's tokens, stand on the narrow side, so that six
-heads fill a tensor core's eight columns instead of six of sixteen or 64 rows. A tile lies in one
-page. How many parts a row may have follows from shapes alone; how many it has, from its length on
-the device, and programs past those leave at once. Parts are merged in their order, so bits repeat.
+The pages' bytes are what a call costs, so `_attend` reads an entry once and uses it twice: as a key
+and, its first L elements, as a value. A tile of entries lies in one page; query rows are the heads
+of all of a row's tokens. How many parts a row may have follows from shapes alone; how many it has,
+from its length on the device, and programs past those leave at once. Parts are merged in their
+order, so bits repeat.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -18,9 +19,11 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-PROGRAMS = 132
-"""Programs of `_attend` that fill a GPU, one on each multiprocessor. A constant: the number of parts
-decides bits, which should not differ between GPUs."""
+PROGRAMS = 256
+"""Programs of `_attend` that fill a GPU, two on nearly every multiprocessor. A constant: the number
+of parts decides bits, which should not differ between GPUs."""
+LEAST = 64
+"""Entries of a part; a tile, where that is more."""
 SUMMED = 8192
 """Elements of parts that a program of `_sum` holds."""
 LOG2_E = 1.4426950408889634
@@ -42,21 +45,22 @@ class Config(NamedTuple):
     """Most parts of a row."""
     least: int
     """Tiles that a part has at least."""
-    wide: bool = False
-    """Whether query rows stand on a product's wide side, the left one."""
 
 
-def choose(
-    dtype: torch.dtype, rows: int, queries: int, capacity: int, page_size: int
-) -> Config:
+def choose(dtype: torch.dtype, rows: int, queries: int, capacity: int, page_size: int) -> Config:
     """The configuration for `rows` rows of `queries` query rows and `capacity` entries each."""
-    tokens = min(page_size, 64) if dtype != torch.float32 else 16
-    columns = min(max(triton.next_power_of_2(queries), 8), 64)
+    if dtype == torch.float32:  # for correctness: no tensor cores, twice the bytes
+        tokens, columns, warps, stages, programs = 16, 16, 4, 1, PROGRAMS
+    elif 32 < queries <= 64:
+        tokens, columns, warps, stages, programs = 32, 64, 8, 4, PROGRAMS // 2
+    else:
+        columns = 16 if queries <= 16 else 32
+        tokens, warps, stages, programs = 32, 4, 3, PROGRAMS
+    tokens = math.gcd(tokens, page_size)
     blocks = rows * triton.cdiv(queries, columns)
-    tiles = triton.cdiv(capacity, tokens)
-    parts = min(max(PROGRAMS // blocks, 1), tiles)
-    warps = 4 if columns <= 32 else 8
-    return Config(tokens, columns, warps, 3, parts, 1)
+    least = max(LEAST // tokens, 1)
+    parts = min(max(programs // blocks, 1), triton.cdiv(capacity, least * tokens))
+    return Config(tokens, columns, warps, stages, parts, least)
 
 
 def mla_decode(
@@ -120,7 +124,6 @@ def attend(
         COLUMNS=config.columns,
         LEAST=config.least,
         STAGES=config.stages,
-        AXIS=int(config.wide),
         num_warps=config.warps,
         launch_pdl=True,
     )
@@ -154,7 +157,6 @@ def _attend(
     COLUMNS: tl.constexpr,
     LEAST: tl.constexpr,
     STAGES: tl.constexpr,
-    AXIS: tl.constexpr,
 ):
     E: tl.constexpr = L + D
     part = tl.program_id(1)
@@ -176,65 +178,57 @@ def _attend(
     cuda.gdc_wait()  # lengths and tables are a step's inputs, all else is the previous launch's
 
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    lanes = tl.arange(0, L)
-    turned = tl.arange(0, D)
+    lanes = tl.arange(0, L)[None, :]
+    turned = tl.arange(0, D)[None, :]
     token = tl.arange(0, TOKENS)
-    q = tl.expand_dims(query + (row * queries + n) * E, AXIS)
-    real = tl.expand_dims(n < queries, AXIS)
-    lane = tl.expand_dims(lanes, 1 - AXIS)
-    q_latent = tl.load(q + lane, mask=real, other=0.0)
-    q_rope = tl.load(q + L + tl.expand_dims(turned, 1 - AXIS), mask=real, other=0.0)
-    seen = tl.expand_dims(context + n // heads + 1, AXIS)
+    real = (n < queries)[:, None]
+    q = query + (row * queries + n)[:, None] * E
+    q_latent = tl.load(q + lanes, mask=real, other=0.0)
+    q_rope = tl.load(q + L + turned, mask=real, other=0.0)
+    seen = (context + n // heads + 1)[:, None]
     if page_scale is not None:
         scale *= tl.load(page_scale)
+        if q_latent.dtype == tl.bfloat16:
+            # Codes widen to fp16 in one instruction; queries over their largest fit there.
+            largest = tl.max(tl.abs(q_latent.to(tl.float32)), 1)
+            largest = tl.maximum(largest, tl.max(tl.abs(q_rope.to(tl.float32)), 1))
+            largest = tl.where(largest > 0, largest, 1.0)[:, None]
+            q_latent = (q_latent.to(tl.float32) / largest).to(tl.float16)
+            q_rope = (q_rope.to(tl.float32) / largest).to(tl.float16)
+            scale *= largest
 
     most = tl.full((COLUMNS,), SMALLEST, tl.float32)
-    if AXIS == 0:
-        total = tl.zeros((TOKENS, COLUMNS), tl.float32)
-        mix = tl.zeros((L, COLUMNS), tl.float32)
-    else:
-        total = tl.zeros((COLUMNS, TOKENS), tl.float32)
-        mix = tl.zeros((COLUMNS, L), tl.float32)
+    total = tl.zeros((COLUMNS, TOKENS), tl.float32)
+    mix = tl.zeros((COLUMNS, L), tl.float32)
     for tile in tl.range(first, last, num_stages=STAGES):
-        entry = pages + (page * PAGE + tile * TOKENS % PAGE) * E
+        entry = pages + (page * PAGE + tile * TOKENS % PAGE + token)[:, None] * E
         page = tl.load(table + tl.minimum(tile + 1, last - 1) * TOKENS // PAGE)
         position = tile * TOKENS + token
         inside = (position < length)[:, None]
-        latent = tl.load(entry + token[:, None] * E + lanes[None, :], mask=inside, other=0.0)
-        rope = tl.load(entry + token[:, None] * E + L + turned[None, :], mask=inside, other=0.0)
+        latent = tl.load(entry + lanes, mask=inside, other=0.0)
         if page_scale is not None:
-            # Widened in pairs, which keeps the compiler from widening once per product.
+            # Widened in halves, which keeps the loads of both products one and in flight.
             low, high = tl.split(tl.reshape(latent, (TOKENS, L // 2, 2)))
             latent = tl.join(low.to(q_latent.dtype), high.to(q_latent.dtype))
             latent = tl.reshape(latent, (TOKENS, L))
-        scores = _product(latent, q_latent, None, AXIS)
-        scores = _product(rope.to(q_rope.dtype), q_rope, scores, AXIS)
-        visible = tl.expand_dims(position, 1 - AXIS) < seen
-        scores = tl.where(visible, scores * scale, float("-inf"))
-        highest = tl.maximum(most, tl.max(scores, AXIS))
-        p = tl.exp2(scores - tl.expand_dims(highest, AXIS))
-        shrink = tl.expand_dims(tl.exp2(most - highest), AXIS)
+        rope = tl.load(entry + L + turned, mask=inside, other=0.0).to(q_rope.dtype)
+        scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(q_rope, tl.trans(rope), scores, input_precision="ieee")
+        scores = tl.where(position[None, :] < seen, scores * scale, float("-inf"))
+        highest = tl.maximum(most, tl.max(scores, 1))
+        p = tl.exp2(scores - highest[:, None])
+        shrink = tl.exp2(most - highest)[:, None]
         total = total * shrink + p
-        mix = _product(tl.trans(latent), p.to(latent.dtype), mix * shrink, AXIS)
+        mix = tl.dot(p.to(latent.dtype), latent, mix * shrink, input_precision="ieee")
         most = highest
 
-    whole = tl.sum(total, AXIS)
-    mix = mix / tl.expand_dims(tl.where(whole == 0, 1.0, whole), AXIS)
+    whole = tl.sum(total, 1)
+    mix = mix / tl.where(whole == 0, 1.0, whole)[:, None]
     if page_scale is not None:
         mix = mix * tl.load(page_scale)
     here = (row * parts + part) * queries + n
     tl.store(weight + here, most + tl.log2(whole), mask=n < queries)
-    tl.store(mixed + tl.expand_dims(here, AXIS) * L + lane, mix, mask=real)
-
-
-@triton.jit
-def _product(entries, queries, sums, AXIS: tl.constexpr):
-    """entries @ queries, added to sums; or, with AXIS 1, its transpose from transposed queries."""
-    if AXIS == 0:
-        product = tl.dot(entries, queries, sums, input_precision="ieee")
-    else:
-        product = tl.dot(queries, tl.trans(entries), sums, input_precision="ieee")
-    return product
+    tl.store(mixed + here[:, None] * L + lanes, mix, mask=real)
 
 
 class Merge(NamedTuple):
@@ -414,14 +408,17 @@ def _values(
     here = w_v + head.to(tl.int64) * head_stride + value[:, None] * value_stride
     w = tl.load(here + lanes[None, :] * lane_stride, mask=(value < V)[:, None], other=0.0)
     real = (token < tokens)[:, None] & (value < V)[None, :]
+    column = head * V + value
+    one = tl.program_id(2)
+    live = _live(context_lens, one, width, parts, capacity, TOKENS, LEAST) if FUSED else 0
+    cuda.gdc_wait()  # w_v is a constant and lengths are a step's inputs; the rest is earlier work's
+    if gate is not None:
+        at = gate + token.to(tl.int64)[:, None] * gate_stride + column[None, :]
+        by = tl.load(at, mask=real, other=0.0)
     if FUSED:
-        one = tl.program_id(2)
-        live = _live(context_lens, one, width, parts, capacity, TOKENS, LEAST)
-        cuda.gdc_wait()
         mix = _mixture(mixed, weight, one, head, lanes, live, heads, width, parts, PARTS, L)
         mix = mix[None, :].to(w.dtype)
     else:
-        cuda.gdc_wait()
         there = latent + (token.to(tl.int64) * heads + head)[:, None] * L + lanes[None, :]
         mix = tl.load(there, mask=(token < tokens)[:, None], other=0.0)  # [BATCH, L]
     if BATCH == 1:
@@ -429,8 +426,6 @@ def _values(
     else:
         o = tl.dot(mix, tl.trans(w), input_precision="ieee")
     o = o.to(w.dtype)
-    column = head * V + value
     if gate is not None:
-        by = tl.load(gate + token.to(tl.int64)[:, None] * gate_stride + column, mask=real, other=0)
         o = (o.to(tl.float32) * by.to(tl.float32)).to(w.dtype)
     tl.store(out + token.to(tl.int64)[:, None] * (heads * V) + column[None, :], o, mask=real)

@@ -3,10 +3,11 @@
 import torch
 
 from tercel.contract import kernel, operation, ordered, portable, reference
+from tercel.ops._lib.latent import whole_tiles
 from tercel.ops.attention.mla_decode import ordered as by_head
 from tercel.ops.attention.mla_decode import portable as gathered
 from tercel.ops.attention.mla_decode import reference as naive
-from tercel.ops.attention.mla_decode.contract import CONTRACT, whole_tiles
+from tercel.ops.attention.mla_decode.contract import CONTRACT
 
 
 @operation(

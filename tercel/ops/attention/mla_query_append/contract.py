@@ -22,7 +22,6 @@ from tercel.contract.contract import InputMaker
 from tercel.ops._lib.latent import AXES, PAGE_SCALE, SCALED, draw_page_scale, page_dtype
 from tercel.ops._lib.pools import check_slots
 
-
 HEAD = {"K": 128, "L": 512, "E": 576}
 """Sizes of the published models."""
 LAYOUTS = ("tp16_moetp4ep4", "tp16_moetp16ep1")

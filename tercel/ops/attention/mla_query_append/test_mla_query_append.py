@@ -77,10 +77,9 @@ def test_control_rope_part_first():
 
 @pytest.mark.skipif(not INTERPRETED, reason=REASON)
 class TestTriton:
-    TINY = {"K": 16, "L": 32, "E": 40, "PAGES": 3, "PS": 16}
-    FEW = Cell("", **TINY, T=3, Q=48, H=2)
-    DIRECT = Cell("", **TINY, T=3, Q=2 * 24, H=2)
-    CODES = Cell("", **TINY, T=3, Q=48, H=2, fp8=True)
+    FEW = Cell("", T=3, Q=48, H=2, K=16, L=32, E=40, PAGES=3, PS=16)
+    DIRECT = Cell("", **{**FEW.sizes, "Q": 2 * 24})
+    CODES = Cell("", **FEW.sizes, fp8=True)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("cell", [FEW, MANY, CODES], ids=str)
