@@ -153,7 +153,7 @@ CONTRACT = Contract(
     ),
     hazards=(
         Hazard("capacity", "a context past the block table is cut; only `valid` raises"),
-        Hazard("early_read", "read before the wait", ("block_table", "context_lens")),
+        Hazard("early_read", "read before the wait", ("block_table", "context_lens", "w_v")),
         Hazard("stale_state", "an entry that nobody appended is read as it is; nothing raises"),
     ),
 )
