@@ -10,6 +10,7 @@ import importlib
 import multiprocessing
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from tercel.contract import Cell, Op
-from tercel.contract.certify import COLD_BYTES, bench_of
+from tercel.contract.bench import COLD_BYTES, bench_of
 from tercel.contract.check import Maker
 from tercel.contract.compare import compare
 from tercel.contract.timing import copy_bandwidth, in_graph, interleave
-from tercel.ops._lib.kda import HEAD
+from tercel.ops._lib.kda import HEAD, Tiles
 from tercel.ops.catalog import catalog
 
 CELLS = ("6x1", "6x8", "6x64", "32x8", "96x1", "96x8", "96x64")
@@ -45,23 +46,12 @@ MOST_CALLS = 256
 SHOWN = 7
 
 
-class DeviceMaker(Maker):
-    """Draws on the device: the largest state has 10**8 elements."""
-
-    def normal(self, *shape: int, scale: float = 1.0, dtype: str = "act") -> torch.Tensor:
-        return self._to(torch.randn(shape, device=self.device) * scale, dtype)
-
-    def poison(self, *shape: int, dtype: str = "act") -> torch.Tensor:
-        return self._to(torch.full(shape, float("nan"), device=self.device), dtype)
-
-
 def runner(op: Op[..., Any], tiles: tuple[int, int, int]) -> Callable[..., Any]:
     """The op's kernel with one configuration whatever the call."""
     module = importlib.import_module(f"{op.folder}.kernel_triton")
-    config = module.Config(*tiles)
 
     def run(**arguments: Any) -> torch.Tensor:
-        module.choose = lambda *_: config
+        module.TILES = ((1 << 30, Tiles(*tiles)),)
         return getattr(module, op.name)(**arguments)  # type: ignore[no-any-return]
 
     return run
@@ -81,7 +71,7 @@ def compile_tiles(job: tuple[str, tuple[int, int, int]]) -> None:
 def draw_cell(op: Op[..., Any], heads: int, rows: int) -> dict[str, Any]:
     sizes = {"R": rows, "H": heads, "SLOTS": rows + 1, "lower_bound": -5.0, **HEAD}
     sizes |= {"S": 3} if op.name == "kda_decode" else {"D": WIDTH - 1, "width": WIDTH}
-    maker = DeviceMaker(0, torch.bfloat16, "cuda")
+    maker = Maker(0, torch.bfloat16, "cuda")
     return op.arguments(**op.contract.inputs(Cell("", **sizes), maker))
 
 
@@ -107,17 +97,18 @@ def measure(op: Op[..., Any], heads: int, rows: int, rate: float) -> None:
     like = copies(a, 1)[0]
     like["out"] = op.portable.run(**like)
     sets = copies(a, calls)
-    peers = bench_of(op).baselines
-    work: dict[str, Callable[..., Any]] = dict(peers)
-    work |= {str(tiles): runner(op, tiles) for tiles in TILES[op.name]}
     graphs = {}
-    for name, call in work.items():
+    for name, prepare in bench_of(op).peers.items():
+        with suppress(ImportError):
+            graphs[name] = in_graph([prepare(**one) for one in sets])
+    peers = list(graphs)
+    for tiles in TILES[op.name]:
+        run = runner(op, tiles)
         try:
-            if name not in peers:
-                check(op, call, copies(a, 1)[0], like)
-            graphs[name] = in_graph([partial(call, **one) for one in sets])
+            check(op, run, copies(a, 1)[0], like)
+            graphs[str(tiles)] = in_graph([partial(run, **one) for one in sets])
         except Exception as error:
-            print(f"{heads}x{rows} {name}: {str(error)[-300:]}")
+            print(f"{heads}x{rows} {tiles}: {str(error)[-300:]}")
     times = interleave(graphs, rounds=9, device="cuda")
     medians = {name: timing.per(calls) for name, timing in times.items()}
     best = sorted(set(medians) - set(peers), key=lambda name: medians[name].median_us)[:SHOWN]

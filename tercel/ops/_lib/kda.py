@@ -1,7 +1,7 @@
 """What the contracts of the KDA ops draw alike."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,6 +12,22 @@ from tercel.ops._lib.pools import check_slots, draw_pool
 HEAD = {"K": 128, "V": 128, "W": 4}
 """Sizes of a head of every published model, and the taps before it."""
 SMALL_HEAD = {"K": 16, "V": 32, "W": 4}
+
+
+class Tiles(NamedTuple):
+    """How a kernel's program passes over the state of its head."""
+
+    tile: int
+    """Value channels at a time."""
+    parts: int
+    """Parts of the keys that one thread holds."""
+    warps: int
+
+
+def choose_tiles(table: tuple[tuple[int, Tiles], ...], programs: int, v_dim: int) -> Tiles:
+    """The first row of (most programs, tiles) that holds a call of `programs`, rows times heads."""
+    tiles = next(tiles for most, tiles in table if programs <= most)
+    return tiles._replace(tile=min(tiles.tile, v_dim))
 
 
 def kernel_limits(sizes: Mapping[str, int]) -> str | None:

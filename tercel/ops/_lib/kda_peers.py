@@ -1,15 +1,11 @@
 """What KDA's kernels are timed beside, where it is installed."""
 
-import importlib.util
-from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-
-def peers() -> Mapping[str, Callable[..., Any]]:
-    """fla's recurrence, which has neither convolution nor norm, if it can be imported."""
-    return {"fla, recurrence alone": fla} if importlib.util.find_spec("fla") else {}
+from tercel.contract.timing import Work
 
 
 def fla(
@@ -23,9 +19,9 @@ def fla(
     lower_bound: float | None,
     width: int = 1,
     **others: Any,
-) -> None:
-    """`width` tokens a row, the states in place, one after the other whatever the slots; reads the
-    bytes of qkv in another order."""
+) -> Work:
+    """The recurrence alone, `width` tokens a row, the states in place one after the other whatever
+    the slots; reads the bytes of qkv in another order."""
     from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 
     _, heads, v_dim, k_dim = recurrent.shape
@@ -33,7 +29,8 @@ def fla(
     count = rows * width * heads * k_dim
     flat = qkv.flatten()
     v = flat[2 * count :].view(rows, width, heads, v_dim)
-    fused_recurrent_kda_fwd(
+    return partial(
+        fused_recurrent_kda_fwd,
         flat[:count].view(keys),
         flat[count : 2 * count].view(keys),
         v,

@@ -5,7 +5,7 @@ from itertools import accumulate
 import torch
 
 from tercel.contract import Cell
-from tercel.contract.certify import Bench
+from tercel.contract.bench import Bench
 
 BATCHES = ((1024,), (8192,), (1024,) * 8)
 

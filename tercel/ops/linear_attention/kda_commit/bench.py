@@ -1,7 +1,7 @@
 """Accepted drafts joining the state before a checkpoint, beside plain torch."""
 
 from tercel.contract import Cell
-from tercel.contract.certify import Bench
+from tercel.contract.bench import Bench
 from tercel.ops._lib.kda import HEAD
 from tercel.ops.linear_attention.kda_commit.portable import kda_commit
 

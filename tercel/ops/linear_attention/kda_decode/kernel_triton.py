@@ -10,13 +10,12 @@ shared between programs. It passes over the state in tiles of value channels and
 before it works on the one before. Rows whose slot is the sink do nothing.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from tercel.ops._lib.kda import Tiles, choose_tiles
 from tercel.ops._lib.kernel_kda import (
     convolve,
     l2_normalize,
@@ -28,30 +27,13 @@ from tercel.ops._lib.kernel_kda import (
 )
 from tercel.ops.linear_attention.kda_prefill.reference import L2_EPS
 
-
-class Config(NamedTuple):
-    """How a head is cut."""
-
-    tile: int
-    """Value channels at a time."""
-    parts: int
-    """Parts of the keys that one thread holds."""
-    warps: int
-
-
-CONFIGS: tuple[tuple[int, Config], ...] = (
-    (132, Config(tile=64, parts=4, warps=4)),
-    (264, Config(tile=64, parts=2, warps=4)),
-    (1 << 30, Config(tile=32, parts=2, warps=4)),
+TILES: tuple[tuple[int, Tiles], ...] = (
+    (132, Tiles(tile=64, parts=4, warps=4)),
+    (264, Tiles(tile=64, parts=2, warps=4)),
+    (1 << 30, Tiles(tile=32, parts=2, warps=4)),
 )
-"""The first row whose limit on programs holds a call decides; benchmarks/kda_configs.py measured
+"""By the most programs; benchmarks/kda_configs.py measured
 them on an H200, whose 132 multiprocessors hold two programs of the large tiles each."""
-
-
-def choose(programs: int, v_dim: int) -> Config:
-    """The configuration of a call of this many rows times heads."""
-    config = next(config for most, config in CONFIGS if programs <= most)
-    return config._replace(tile=min(config.tile, v_dim))
 
 
 def kda_decode(
@@ -70,9 +52,9 @@ def kda_decode(
     lower_bound: float | None,
     eps: float,
 ) -> torch.Tensor:
-    config = choose(slots.shape[0] * recurrent.shape[1], recurrent.shape[2])
+    tiles = choose_tiles(TILES, slots.shape[0] * recurrent.shape[1], recurrent.shape[2])
     rows, weights = (qkv, gate, f, b), (conv_weight, A_log, dt_bias, o_norm)
-    return launch(rows, weights, (conv, recurrent), slots, lower_bound, eps, config)
+    return launch(rows, weights, (conv, recurrent), slots, lower_bound, eps, tiles)
 
 
 def launch(
@@ -82,9 +64,9 @@ def launch(
     slots: torch.Tensor,
     lower_bound: float | None,
     eps: float,
-    config: Config,
+    tiles: Tiles,
 ) -> torch.Tensor:
-    """One launch of `config`, whichever it is."""
+    """One launch with `tiles`, whichever they are."""
     conv, recurrent = pools
     _, heads, v_dim, k_dim = recurrent.shape
     count = slots.shape[0]
@@ -106,9 +88,9 @@ def launch(
         W=weights[0].shape[1],
         BOUNDED=lower_bound is not None,
         L2_EPS=L2_EPS,
-        TILE=config.tile,
-        PARTS=config.parts,
-        num_warps=config.warps,
+        TILE=tiles.tile,
+        PARTS=tiles.parts,
+        num_warps=tiles.warps,
         launch_pdl=True,
     )
     return out

@@ -12,7 +12,7 @@ from tercel.contract.check import (
     draw,
 )
 from tercel.errors import ContractError
-from tercel.ops._lib.kda import HEAD
+from tercel.ops._lib.kda import HEAD, Tiles
 from tercel.ops.linear_attention.causal_conv1d import causal_conv1d
 from tercel.ops.linear_attention.kda_decode import CONTRACT, kda_decode
 from tercel.ops.linear_attention.kda_decode import reference as naive
@@ -165,9 +165,9 @@ class TestTriton:
     def test_cells(self, dtype):
         check_cell(kda_decode, SMALL, "triton", dtype=dtype)
 
-    @pytest.mark.parametrize("config", [(32, 1, 4), (16, 2, 4), (8, 4, 2)], ids=str)
-    def test_configurations(self, config):
-        check_cell(_probe(_configured(config)), SMALL, "probe", dtype=torch.bfloat16)
+    @pytest.mark.parametrize("tiles", [(32, 1, 4), (16, 2, 4), (8, 4, 2)], ids=str)
+    def test_configurations(self, tiles):
+        check_cell(_probe(_configured(tiles)), SMALL, "probe", dtype=torch.bfloat16)
 
     def test_published_head(self):
         cell = Cell("one head", R=2, H=1, S=4, SLOTS=4, lower_bound=-5.0, **HEAD)
@@ -200,12 +200,12 @@ class TestTriton:
         check_control(kda_decode, SMALL, broken)
 
 
-def _configured(config):
+def _configured(tiles):
     def run(**arguments):
         from tercel.ops.linear_attention.kda_decode import kernel_triton
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernel_triton, "choose", lambda *_: kernel_triton.Config(*config))
+            patch.setattr(kernel_triton, "TILES", ((1 << 30, Tiles(*tiles)),))
             return kernel_triton.kda_decode(**arguments)
 
     return run

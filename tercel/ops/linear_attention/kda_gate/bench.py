@@ -1,7 +1,7 @@
 """Log decays of a prefill step, beside plain torch."""
 
 from tercel.contract import Cell
-from tercel.contract.certify import Bench
+from tercel.contract.bench import Bench
 from tercel.ops.linear_attention.kda_gate.reference import kda_gate
 
 

@@ -1,11 +1,11 @@
-"""KDA layers in a verify step of eight tokens, beside fla's recurrence where that is installed."""
+"""KDA layers in a verify step of eight tokens, beside fla's recurrence of eight tokens, which has
+no pending drafts, convolution, records or norm."""
 
 from tercel.contract import Cell
-from tercel.contract.certify import Bench
+from tercel.contract.bench import Bench, Goal
 from tercel.ops._lib.kda import HEAD
-from tercel.ops._lib.kda_peers import peers
+from tercel.ops._lib.kda_peers import fla
 
-RANK = ("tp16_moetp4ep4",)
 DRAFTS = {"width": 8, "D": 7}
 
 
@@ -16,9 +16,9 @@ def cell(why: str, layouts: tuple[str, ...], heads: int, rows: int) -> Cell:
 
 BENCH = Bench(
     cells=(
-        *(cell("K3, a rank of 16", RANK, 6, rows) for rows in (1, 8, 64)),
-        *(cell("K3, a rank of 8", ("tp8_pp2",), 12, rows) for rows in (1, 8)),
-        *(cell("K3, all heads", ("tp1",), 96, rows) for rows in (1, 8)),
+        *(cell("K3, a rank of 16", ("tp16_moetp4ep4",), 6, rows) for rows in (1, 8, 64)),
+        cell("K3, all heads", ("tp1",), 96, 8),
     ),
-    baselines=peers(),
+    peers={"fla, recurrence alone": fla},
+    goals=(Goal("best peer"),),
 )

@@ -12,13 +12,12 @@ barrier lies between what one thread leaves in memory and what another reads or 
 are those of kda_decode. Rows whose slot is the sink do nothing.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from tercel.ops._lib.kda import Tiles, choose_tiles
 from tercel.ops._lib.kernel_kda import (
     convolve,
     delta_rule,
@@ -33,29 +32,12 @@ from tercel.ops._lib.kernel_kda import (
 )
 from tercel.ops.linear_attention.kda_prefill.reference import L2_EPS
 
-
-class Config(NamedTuple):
-    """How a head is cut."""
-
-    tile: int
-    """Value channels at a time."""
-    parts: int
-    """Parts of the keys that one thread holds."""
-    warps: int
-
-
-CONFIGS: tuple[tuple[int, Config], ...] = (
-    (528, Config(tile=128, parts=4, warps=8)),
-    (1 << 30, Config(tile=64, parts=4, warps=4)),
+TILES: tuple[tuple[int, Tiles], ...] = (
+    (528, Tiles(tile=128, parts=4, warps=8)),
+    (1 << 30, Tiles(tile=64, parts=4, warps=4)),
 )
-"""The first row whose limit on programs holds a call decides; benchmarks/kda_configs.py measured
+"""By the most programs; benchmarks/kda_configs.py measured
 them on an H200."""
-
-
-def choose(programs: int, v_dim: int) -> Config:
-    """The configuration of a call of this many rows times heads."""
-    config = next(config for most, config in CONFIGS if programs <= most)
-    return config._replace(tile=min(config.tile, v_dim))
 
 
 def kda_verify(
@@ -80,10 +62,10 @@ def kda_verify(
     lower_bound: float | None,
     eps: float,
 ) -> torch.Tensor:
-    config = choose(slots.shape[0] * recurrent.shape[1], recurrent.shape[2])
+    tiles = choose_tiles(TILES, slots.shape[0] * recurrent.shape[1], recurrent.shape[2])
     rows, weights = (qkv, gate, f, b), (conv_weight, A_log, dt_bias, o_norm)
     pools = (conv, recurrent, draft_k, draft_v, draft_g, draft_beta)
-    return launch(rows, weights, pools, (slots, pending), width, lower_bound, eps, config)
+    return launch(rows, weights, pools, (slots, pending), width, lower_bound, eps, tiles)
 
 
 def launch(
@@ -94,9 +76,9 @@ def launch(
     width: int,
     lower_bound: float | None,
     eps: float,
-    config: Config,
+    tiles: Tiles,
 ) -> torch.Tensor:
-    """One launch of `config`, whichever it is."""
+    """One launch with `tiles`, whichever they are."""
     conv, recurrent, draft_k = pools[:3]
     _, heads, v_dim, k_dim = recurrent.shape
     count, drafts = indices[0].shape[0], draft_k.shape[1]
@@ -128,9 +110,9 @@ def launch(
         BOUNDED=lower_bound is not None,
         L2_EPS=L2_EPS,
         LINE=line,
-        TILE=config.tile,
-        PARTS=config.parts,
-        num_warps=config.warps,
+        TILE=tiles.tile,
+        PARTS=tiles.parts,
+        num_warps=tiles.warps,
         launch_pdl=True,
     )
     return out
