@@ -1,4 +1,4 @@
-"""Cross-compiles every Triton kernel for every GPU architecture, with no GPU: `make compile`.
+"""Cross-compiles every kernel for every GPU architecture, with no GPU: `make compile`.
 
 Each launch that an op makes at its cells is compiled instead of run, so nothing is listed twice.
 One process per architecture: an instruction that the compiler cannot select ends the process.
@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from tercel.contract import Cell, Op
+from tercel.contract import PLAIN, Cell, Implementation, Op
 from tercel.contract.certify import bench_of, tool_versions
 from tercel.contract.contract import DTYPES
 from tercel.contract.receipt import Receipt, Status, content_hash, status, write_receipts
@@ -73,33 +73,42 @@ class Shapes:
     """Draws a cell's inputs without their contents."""
 
     def __init__(self) -> None:
-        self.normal = self.uniform = self.integers = self.poison = self._empty
+        self.normal = self.uniform = self.poison = self._empty
 
     def _empty(self, *shape: int, dtype: str = "act", **_: Any) -> torch.Tensor:
         wanted = torch.bfloat16 if dtype == "act" else DTYPES[dtype]
         return torch.empty(shape, dtype=wanted, device="meta")
+
+    def integers(self, *shape: int, dtype: str = "i64", **_: Any) -> torch.Tensor:
+        return self._empty(*shape, dtype=dtype)
 
     def choice(self, count: int, *, low: int, high: int) -> torch.Tensor:
         return self._empty(count, dtype="i64")
 
 
 def builds(arch: Arch) -> list[Build]:
-    """Everything that the catalog's Triton kernels launch on `arch`, each machine code once."""
+    """Everything that the catalog's kernels launch on `arch`, each machine code once."""
     found: dict[str, Build] = {}
-    for op, cell in _cells():
+    for op, implementation, cell in _cells():
         arguments = op.arguments(**op.contract.inputs(cell, Shapes()))
-        for kernel, build, compiled in _launched(op.implementation("triton").run, arguments, arch):
+        for kernel, build, compiled in _launched(implementation.run, arguments, arch):
             if compiled.hash not in found:
                 resources = _resources(compiled)
                 found[compiled.hash] = Build(op.name, kernel, build, arch.value, *resources)
     return list(found.values())
 
 
-def _cells() -> Iterator[tuple[Op[..., Any], Cell]]:
+def _kernels() -> Iterator[tuple[Op[..., Any], Implementation]]:
     for op in catalog().values():
-        if "triton" in op.implementations:
-            for cell in (*op.contract.cells, *bench_of(op).cells):
-                yield op, cell
+        for implementation in op.implementations.values():
+            if implementation.name not in PLAIN:
+                yield op, implementation
+
+
+def _cells() -> Iterator[tuple[Op[..., Any], Implementation, Cell]]:
+    for op, implementation in _kernels():
+        for cell in (*op.contract.cells, *bench_of(op).cells):
+            yield op, implementation, cell
 
 
 def _launched(
@@ -191,14 +200,14 @@ def _of_every_arch() -> list[Build]:
 
 def _write_receipts() -> None:
     """Says of each kernel that it compiles, except where it has run."""
-    for op in dict.fromkeys(op for op, _ in _cells()):
+    for op, implementation in _kernels():
         new = [
             Receipt(
                 op=op.name,
-                implementation="triton",
+                implementation=implementation.name,
                 arch=arch,
                 world_size=1,
-                content_hash=content_hash(op, "triton"),
+                content_hash=content_hash(op, implementation.name),
                 ran=False,
                 device="",
                 versions=tool_versions(),
@@ -206,7 +215,7 @@ def _write_receipts() -> None:
                 date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             )
             for arch in TARGETS
-            if status(op, "triton", arch) != Status.CERTIFIED
+            if status(op, implementation.name, arch) != Status.CERTIFIED
         ]
         write_receipts(op, new)
 
