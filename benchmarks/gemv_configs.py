@@ -48,7 +48,7 @@ def configurations(tokens: int, columns: int, depth: int) -> Iterator[Config]:
     if tokens == 1 and depth <= HELD_DEPTH:
         yield from (Config("held", rows, warps) for rows, warps in ((1, 2), (2, 4), (2, 8)))
     steps = -(-depth // 64)
-    if tokens <= FEW_TOKENS:
+    if tokens <= 2 * FEW_TOKENS:
         for split, warps, ahead in itertools.product((1, 2, 4, 7), (1, 2, 4, 8), (3, 4, 6, 7)):
             programs, each = -(-columns // 16) * split, -(-steps // split // warps)
             divides = split == 1 or (depth % (64 * split) == 0 and 60 < programs < 400)

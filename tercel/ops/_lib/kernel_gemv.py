@@ -25,7 +25,15 @@ from tercel.ops._lib.kernel_gemv_stream import DEPTH, stream
 COUNTS = ("tokens", "columns", "sigmoid_from")
 """One build serves every value of these."""
 HELD_DEPTH = 8192
-FEW_TOKENS = 16
+FEW_TOKENS = 8
+NARROW, DEEP = 1024, 4096
+"""At most so many columns and at least such a depth: too few programs without dividing K."""
+SPLITS = (1, 2, 4, 7, 14)
+ENOUGH = 100
+"""Programs of `wide` that keep the memory busy."""
+CHAIN = 1024
+"""Terms that `wide` adds one after the other where the sum is not rounded to 8 or 11 bits: tensor
+cores cut off what does not fit, and a long chain of fp32 sums loses too much."""
 BLOCK = 512
 """Elements that a program of `combine` adds."""
 TYPES = {
@@ -52,31 +60,35 @@ class Config(NamedTuple):
 
 
 def choose(tokens: int, columns: int, depth: int, *, streams: bool) -> Config:
-    """The configuration of a call of these sizes, `streams` where `stream` takes its dtype.
+    """The configuration of a call of these sizes; `streams` where `stream` takes its dtype.
 
-    Chosen by measurement on an H200: docs/log.md, 2026-11-30; benchmarks/gemv_configs.py measures
+    Chosen by measurement on an H200 (docs/log.md, 2026-11-30); benchmarks/gemv_configs.py measures
     again.
     """
-    if (
-        tokens == 1
-        and 1024 <= depth <= HELD_DEPTH
-        and 4 * depth >= 3 * triton.next_power_of_2(depth)
-    ):
+    wasted = triton.next_power_of_2(depth) - depth
+    if tokens == 1 and 1024 <= depth <= HELD_DEPTH and 3 * wasted <= depth:
         return Config("held", rows=2, warps=4)
-    if streams and tokens <= FEW_TOKENS:
-        return _stream_config(columns, depth)
-    programs = triton.cdiv(columns, 64)
-    split = next((s for s in (1, 2, 4, 7, 14) if programs * s >= 100 and depth % (s * 128) == 0), 1)
+    narrow = columns <= NARROW and depth >= DEEP and depth % (4 * DEPTH) == 0
+    if streams and tokens <= (2 * FEW_TOKENS if narrow else FEW_TOKENS):
+        return _stream_config(columns, depth, narrow)
+    programs = triton.cdiv(columns, 64) * triton.cdiv(tokens, 64)
+    splits = [split for split in SPLITS if depth % (128 * split) == 0] or [1]
+    split = next((split for split in splits if programs * split >= ENOUGH), splits[-1])
     return Config("wide", rows=64, warps=4, ahead=4, split=split)
 
 
-def _stream_config(columns: int, depth: int) -> Config:
+def _stream_config(columns: int, depth: int, narrow: bool) -> Config:
     steps = triton.cdiv(depth, DEPTH)
-    if triton.cdiv(columns, 16) < 100 and depth % (4 * DEPTH) == 0 and steps >= 64:
-        return Config("stream", rows=16, warps=8, ahead=4, near=4, split=4)
-    warps = next((warps for warps in (1, 2, 4) if steps <= 7 * warps), 8 if steps > 64 else 4)
-    ahead = 4 if steps > 7 * warps else triton.cdiv(steps, warps)
-    return Config("stream", rows=16, warps=warps, ahead=ahead, near=min(ahead, 3))
+    if narrow:
+        return Config("stream", rows=16, warps=4, ahead=7, near=3, split=4)
+    if depth >= DEEP:
+        one_wave = columns <= 16 * 256
+        return (
+            Config("stream", 16, 8, 4, near=4) if one_wave else Config("stream", 16, 4, 6, near=3)
+        )
+    warps = next((warps for warps in (1, 2) if steps <= 7 * warps), 4)
+    each = triton.cdiv(steps, warps)
+    return Config("stream", 16, warps, each, near=3) if each <= 7 else Config("stream", 16, 4, 4, 4)
 
 
 def product(
@@ -126,9 +138,10 @@ def launch(
         stream[grid](*arguments, SPAN=span, TOKENS=width, **flight, **options, **launched)
     else:
         width = min(max(triton.next_power_of_2(tokens), 16), 64)
+        chain = span if rounded and x.element_size() == 2 else CHAIN
         tile = {"TOKENS": width, "DEPTH": 256 // x.element_size(), "STAGES": config.ahead}
         grid = (triton.cdiv(tokens, width), row_programs, config.split)
-        wide[grid](*arguments, SPAN=span, **tile, **options, **launched)
+        wide[grid](*arguments, SPAN=span, CHAIN=chain, **tile, **options, **launched)
     if not whole:
         combine[(triton.cdiv(y.numel(), BLOCK),)](
             into,
@@ -199,6 +212,7 @@ def wide(
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
+    CHAIN: tl.constexpr,
     ROUND: tl.constexpr,
 ):
     # Programs of the same rows are neighbours: the second reads the weight from L2.
@@ -212,13 +226,16 @@ def wide(
     w = weight + tl.minimum(row, columns - 1).to(tl.int64)[:, None] * K + k[None, :] + part * SPAN
     xs = x + tl.minimum(token, tokens - 1)[None, :] * x_stride + k[:, None] + part * SPAN
     sums = tl.zeros((ROWS, TOKENS), tl.float32)
-    for start in tl.range(0, SPAN, DEPTH, num_stages=STAGES):
-        if SPAN % DEPTH == 0:
-            left, right = tl.load(w + start), tl.load(xs + start)
-        else:
-            left = tl.load(w + start, mask=(k < SPAN - start)[None, :], other=0.0)
-            right = tl.load(xs + start, mask=(k < SPAN - start)[:, None], other=0.0)
-        sums = tl.dot(left, right, sums, input_precision="ieee")
+    for first in tl.static_range(0, SPAN, CHAIN):
+        chain = tl.zeros((ROWS, TOKENS), tl.float32)
+        for start in tl.range(first, min(first + CHAIN, SPAN), DEPTH, num_stages=STAGES):
+            if SPAN % DEPTH == 0:
+                left, right = tl.load(w + start), tl.load(xs + start)
+            else:
+                left = tl.load(w + start, mask=(k < SPAN - start)[None, :], other=0.0)
+                right = tl.load(xs + start, mask=(k < SPAN - start)[:, None], other=0.0)
+            chain = tl.dot(left, right, chain, input_precision="ieee")
+        sums += chain
     result = finish(sums, (row >= sigmoid_from)[:, None], ROUND, x.dtype.element_ty)
     there = (part.to(tl.int64) * tokens + token[None, :]) * columns + row[:, None]
     mask = (row < columns)[:, None] & (token < tokens)[None, :]
