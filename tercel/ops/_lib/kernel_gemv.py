@@ -225,21 +225,42 @@ def wide(
     # Rows past the end repeat the last: a mask would cost registers on every load.
     w = weight + tl.minimum(row, columns - 1).to(tl.int64)[:, None] * K + k[None, :] + part * SPAN
     xs = x + tl.minimum(token, tokens - 1)[None, :] * x_stride + k[:, None] + part * SPAN
-    sums = tl.zeros((ROWS, TOKENS), tl.float32)
-    for first in tl.static_range(0, SPAN, CHAIN):
-        chain = tl.zeros((ROWS, TOKENS), tl.float32)
-        for start in tl.range(first, min(first + CHAIN, SPAN), DEPTH, num_stages=STAGES):
-            if SPAN % DEPTH == 0:
-                left, right = tl.load(w + start), tl.load(xs + start)
-            else:
-                left = tl.load(w + start, mask=(k < SPAN - start)[None, :], other=0.0)
-                right = tl.load(xs + start, mask=(k < SPAN - start)[:, None], other=0.0)
-            chain = tl.dot(left, right, chain, input_precision="ieee")
-        sums += chain
+    if CHAIN >= SPAN:
+        sums = _chain(w, xs, k, 0, SPAN, SPAN, ROWS, TOKENS, DEPTH, STAGES)
+    else:
+        sums = tl.zeros((ROWS, TOKENS), tl.float32)
+        for first in tl.range(0, SPAN, CHAIN):
+            last = tl.minimum(first + CHAIN, SPAN)
+            sums += _chain(w, xs, k, first, last, SPAN, ROWS, TOKENS, DEPTH, STAGES)
     result = finish(sums, (row >= sigmoid_from)[:, None], ROUND, x.dtype.element_ty)
     there = (part.to(tl.int64) * tokens + token[None, :]) * columns + row[:, None]
     mask = (row < columns)[:, None] & (token < tokens)[None, :]
     tl.store(y + there, result.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _chain(
+    w,
+    xs,
+    k,
+    first,
+    last,
+    SPAN: tl.constexpr,
+    ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The products of `first` to `last` of SPAN, added one after the other."""
+    sums = tl.zeros((ROWS, TOKENS), tl.float32)
+    for start in tl.range(first, last, DEPTH, num_stages=STAGES):
+        if SPAN % DEPTH == 0:
+            left, right = tl.load(w + start), tl.load(xs + start)
+        else:
+            left = tl.load(w + start, mask=(k < SPAN - start)[None, :], other=0.0)
+            right = tl.load(xs + start, mask=(k < SPAN - start)[:, None], other=0.0)
+        sums = tl.dot(left, right, sums, input_precision="ieee")
+    return sums
 
 
 @triton.jit(do_not_specialize=("sigmoid_from",))

@@ -53,8 +53,8 @@ CONTRACT = Contract(
             rms_ulps=1.25,
             fp32_element_ulps=2,
             fp32_rms_ulps=2,
-            why="three roundings, each up to an ulp just above a power of two: sum, normalised row, "
-            "product; in fp32 also the mean and the root",
+            why="three roundings, each up to an ulp just above a power of two: sum, normalised "
+            "row, product; in fp32 also the mean and the root",
         ),
     },
 )

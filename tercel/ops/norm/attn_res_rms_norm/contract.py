@@ -55,8 +55,8 @@ CONTRACT = Contract(
         rms_ulps=1.25,
         fp32_element_ulps=40,
         fp32_rms_ulps=40,
-        why="three roundings, each up to an ulp just above a power of two: mixture, normalised row, "
-        "product; fp32 scores as in attn_res",
+        why="three roundings, each up to an ulp just above a power of two: mixture, normalised "
+        "row, product; fp32 scores as in attn_res",
     ),
     hazards=(
         Hazard(
