@@ -29,8 +29,9 @@ FEW_TOKENS = 8
 NARROW, DEEP = 1024, 4096
 """At most so many columns and at least such a depth: too few programs without dividing K."""
 SPLITS = (1, 2, 4, 7, 14)
-ENOUGH = 100
+ENOUGH = 90
 """Programs of `wide` that keep the memory busy."""
+SMS = 132
 CHAIN = 1024
 """Terms that `wide` adds one after the other where the sum is not rounded to 8 or 11 bits: tensor
 cores cut off what does not fit, and a long chain of fp32 sums loses too much."""
@@ -74,18 +75,19 @@ def choose(tokens: int, columns: int, depth: int, *, streams: bool) -> Config:
     programs = triton.cdiv(columns, 64) * triton.cdiv(tokens, 64)
     splits = [split for split in SPLITS if depth % (128 * split) == 0] or [1]
     split = next((split for split in splits if programs * split >= ENOUGH), splits[-1])
-    return Config("wide", rows=64, warps=4, ahead=4, split=split)
+    # Four tiles of many tokens fill an SM's shared memory: a second program would wait.
+    ahead = 3 if tokens > 32 and programs * split > SMS else 4
+    return Config("wide", rows=64, warps=4, ahead=ahead, split=split)
 
 
 def _stream_config(columns: int, depth: int, narrow: bool) -> Config:
     steps = triton.cdiv(depth, DEPTH)
     if narrow:
         return Config("stream", rows=16, warps=4, ahead=7, near=3, split=4)
+    if depth >= DEEP and columns <= 16 * 2 * SMS:  # one wave of two programs an SM
+        return Config("stream", 16, 8, 4, near=4)
     if depth >= DEEP:
-        one_wave = columns <= 16 * 256
-        return (
-            Config("stream", 16, 8, 4, near=4) if one_wave else Config("stream", 16, 4, 6, near=3)
-        )
+        return Config("stream", 16, 4, 6, near=3)
     warps = next((warps for warps in (1, 2) if steps <= 7 * warps), 4)
     each = triton.cdiv(steps, warps)
     return Config("stream", 16, warps, each, near=3) if each <= 7 else Config("stream", 16, 4, 4, 4)

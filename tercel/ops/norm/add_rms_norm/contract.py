@@ -11,7 +11,7 @@ Source: Kimi-Linear modeling_kimi.py, the decoder layer and KimiRMSNorm.
 from collections.abc import Mapping
 from typing import Any
 
-from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
+from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 
 
@@ -57,4 +57,5 @@ CONTRACT = Contract(
             "row, product; in fp32 also the mean and the root",
         ),
     },
+    hazards=(Hazard("early_read", "the weight is read before the wait", ("weight",)),),
 )
