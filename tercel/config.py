@@ -51,6 +51,8 @@ class EngineConfig:
     """CPU threads of the compute library; None: one per 64 MiB of weights, at most one per core."""
     rank_deadline_s: float = 120.0
     """Seconds within which every rank shows progress while it starts, loads or runs a step."""
+    decode_graphs: bool = True
+    """Whether decode steps run as CUDA graphs, on a GPU and with one rank; else op by op."""
     speculation: str | None = None
     """Drafter checkpoint; not built."""
     kv_dtype: Literal["auto", "float8", "nvfp4"] = "auto"

@@ -10,11 +10,19 @@ import os
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = HAS_TRITON and not torch.cuda.is_available()
 REASON = "needs Triton's interpreter"
+
+
+def implementations(op: Any, *plain: str) -> list[Any]:
+    """Parameters for tests that hold for an op's fastest plain form, or those named, and for its
+    Triton kernel."""
+    kernel = pytest.param("triton", marks=pytest.mark.skipif(not INTERPRETED, reason=REASON))
+    return [*(plain or (op.portable.name,)), kernel]
 
 
 def enable() -> None:

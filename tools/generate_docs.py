@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from benchmarks import gpu_page
 from benchmarks.page import PAGE, RESULTS, render
 from tercel.contract import PLAIN
 from tercel.contract.receipt import status
@@ -38,7 +39,12 @@ def op_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"docs/ops.md": op_table, PAGE: lambda: render(ROOT / RESULTS)}
+PAGES = {
+    "docs/ops.md": op_table,
+    PAGE: lambda: render(ROOT / RESULTS),
+    gpu_page.PAGE: lambda: gpu_page.render(ROOT / gpu_page.RESULTS),
+    **{gpu_page.PLOTS[name]: build for name, build in gpu_page.PLOT_BUILDERS.items()},
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -17,6 +17,7 @@ COMMANDS = {
     "explain": "Say which target serves a configuration, and why.",
     "ops": "List the certified operations.",
     "certify": "Check and time kernels on this GPU.",
+    "bench": "Time kernels on this GPU.",
     "gate": "Measure a model against what it must reach.",
     "checkpoint": "Inspect, count, convert and make checkpoints.",
 }

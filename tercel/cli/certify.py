@@ -1,24 +1,22 @@
 """`tercel certify`: checks and times kernels on this machine's GPU, and writes one bundle."""
 
-from collections.abc import Iterator
+import os
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
-import torch
 import typer
 
+from tercel.cli.kernels import ceilings, gpu_arch, kernels, time_line
 from tercel.cli.options import Json
-from tercel.contract import Op
-from tercel.contract.certify import certify
-from tercel.contract.receipt import CellResult, Receipt, Status, status
-from tercel.contract.timing import copy_bandwidth
-from tercel.core.arch import Arch, arch_of
-from tercel.errors import CheckFailed, ConfigError
-from tercel.ops.catalog import catalog
+from tercel.contract.certify import Certification, Verdict
+from tercel.contract.receipt import Ceilings, Receipt
+from tercel.errors import CheckFailed
 
 app = typer.Typer(add_completion=False)
-COPY_BYTES = 1 << 30
+PROCESSES = 12
 
 
 @app.command(name="certify")
@@ -28,64 +26,90 @@ def command(
         list[str] | None,
         typer.Argument(metavar="OP", help="Ops by name; default: those that have changed."),
     ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="All that it may take.")] = 600.0,
+    peers: Annotated[bool, typer.Option(help="Time the installed public kernels too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Certify kernels: every cell against the fp64 reference, graph replay, then time."""
-    arch = _gpu()
-    copy_rate = copy_bandwidth(COPY_BYTES, device="cuda")
-    if not as_json:
-        typer.echo(f"{torch.cuda.get_device_name()}, copy {copy_rate / 1e9:.0f} GB/s")
-    receipts, failures = [], []
-    for op, implementation in _wanted(names or [], arch):
-        try:
-            receipt = certify(op, implementation, arch, copy_bytes_per_s=copy_rate)
-        except CheckFailed as failure:
-            failures.append(f"{op.name} {implementation}: {failure}")
-            continue
-        receipts.append(receipt)
-        typer.echo(msgspec.json.encode(receipt) if as_json else _text(receipt, copy_rate))
-        out.write_bytes(msgspec.json.encode(receipts))
-    if failures:
-        raise CheckFailed("; ".join(failures))
-
-
-def _gpu() -> Arch:
-    if not torch.cuda.is_available():
-        raise ConfigError("certify: there is no GPU; run it where the kernels will run")
-    arch = arch_of(torch.device("cuda"))
-    if arch is None:
-        raise ConfigError(f"certify: no target names {torch.cuda.get_device_name()}")
-    return arch
-
-
-def _wanted(names: list[str], arch: Arch) -> Iterator[tuple[Op[..., Any], str]]:
-    """Named kernels, or those whose receipt does not hold."""
-    ops = {op.name: op for op in catalog().values()}
-    unknown = set(names) - set(ops)
-    if unknown:
-        raise ConfigError(f"certify: no op {', '.join(sorted(unknown))}; `tercel ops` lists them")
-    for op in ops.values():
-        for name, implementation in op.implementations.items():
-            is_kernel = name not in ("reference", "portable") and arch in implementation.archs
-            if is_kernel and (
-                op.name in names if names else status(op, name, arch) != Status.CERTIFIED
-            ):
-                yield op, name
-
-
-def _text(receipt: Receipt, copy_rate: float) -> str:
-    lines = [f"{receipt.op} {receipt.implementation}"]
-    return "\n".join([*lines, *(_line(cell, copy_rate) for cell in receipt.cells)])
-
-
-def _line(cell: CellResult, copy_rate: float) -> str:
-    errors = f"  {cell.cell}: {cell.element_ulps:.2f} ulps, rms {cell.rms_ulps:.2f}"
-    if cell.median_us is None or cell.bytes is None:
-        return errors
-    rate = cell.bytes / cell.median_us * 1e6
-    spread = f"{cell.low_us:.2f}..{cell.high_us:.2f}"
-    others = "".join(f", {name} {us:.2f}" for name, us in cell.baselines_us.items())
-    return (
-        f"{errors}; {cell.median_us:.2f} us ({spread}), {rate / 1e9:.0f} GB/s, "
-        f"{rate / copy_rate:.2f} of copy{others}"
+    arch = gpu_arch("certify")
+    run = Certification(
+        subjects=kernels(names, arch),
+        arch=arch,
+        ceilings=ceilings(),
+        command=shlex.join(["tercel", *sys.argv[1:]]).replace(str(out), out.name),
+        seconds=seconds,
+        processes=min(PROCESSES, os.cpu_count() or 1),
+        peers=peers,
     )
+    bundle = _Bundle(out, as_json)
+    bundle.report(f"{len(run.subjects)} kernels to certify, {_described(run.ceilings)}")
+    right: list[Verdict] = []
+    wrong: list[Verdict] = []
+    for verdict in run.check():
+        bundle.report(_checked(verdict))
+        (right if verdict.is_right else wrong).append(verdict)
+        if verdict.is_right:
+            bundle.add(run.receipt(verdict))
+    for verdict in run.time(right):
+        bundle.add(run.receipt(verdict))
+        bundle.report(_timed(verdict, run.ceilings))
+    bundle.report(f"{len(right)} certified, {len(wrong)} failed; wrote {out}")
+    if as_json:
+        bundle.print()
+    if wrong:
+        raise CheckFailed("not certified: " + ", ".join(str(each.subject) for each in wrong))
+
+
+class _Bundle:
+    """The receipts so far, on disk as soon as they are there."""
+
+    def __init__(self, path: Path, as_json: bool) -> None:
+        self._path, self._as_json = path, as_json
+        self._receipts: dict[tuple[str, str], Receipt] = {}
+        self._write()
+
+    def add(self, receipt: Receipt) -> None:
+        """Replaces an earlier one of the same kernel."""
+        self._receipts[receipt.op, receipt.implementation] = receipt
+        self._write()
+
+    def report(self, text: str) -> None:
+        typer.echo(text, err=self._as_json)
+
+    def print(self) -> None:
+        """One receipt per line, as JSON."""
+        for receipt in self._receipts.values():
+            typer.echo(msgspec.json.encode(receipt).decode())
+
+    def _write(self) -> None:
+        unfinished = self._path.with_suffix(".part")
+        unfinished.write_bytes(msgspec.json.encode(list(self._receipts.values())))
+        unfinished.replace(self._path)
+
+
+def _described(ceilings: Ceilings) -> str:
+    return (
+        f"copy {ceilings.copy_bytes_per_s / 1e9:.0f} GB/s, "
+        f"read {ceilings.read_bytes_per_s / 1e9:.0f} GB/s, "
+        f"bf16 {ceilings.bf16_flops_per_s / 1e12:.0f} TFLOP/s"
+    )
+
+
+def _checked(verdict: Verdict) -> str:
+    head = f"{verdict.seconds:5.0f} s {verdict.subject}: "
+    if verdict.is_right:
+        return (
+            f"{head}{len(verdict.errors)} cells right, worst {verdict.worst_share:.2f} of allowed"
+        )
+    lines = [f"  {cell}: {problem}" for cell, problem in verdict.problems.items()]
+    return "\n".join([f"{head}{len(verdict.problems)} cells WRONG", *lines])
+
+
+def _timed(verdict: Verdict, ceilings: Ceilings) -> str:
+    lines = [f"{verdict.seconds:5.0f} s {verdict.subject}"]
+    for cell in verdict.subject.cells():
+        if str(cell) in verdict.times:
+            lines.append(time_line(verdict.subject.op, cell, verdict.times[str(cell)], ceilings))
+        elif str(cell) in verdict.problems:
+            lines.append(f"  {cell}: {verdict.problems[str(cell)]}")
+    return "\n".join(lines)

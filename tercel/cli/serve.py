@@ -40,8 +40,8 @@ def serve(
     """Serve a model over an OpenAI-compatible HTTP API."""
     _check_installed()
     from tercel.cli.progress import loading_bar
+    from tercel.runtime.checkpoint import load_tokenizer
     from tercel.runtime.process import EngineClient
-    from tercel.runtime.tokenizer import Tokenizer
     from tercel.server.run import bind, run
     from tercel.server.service import Service
 
@@ -66,7 +66,7 @@ def serve(
             _announce(url, name, client.limits.max_model_len, as_json)
 
         client = EngineClient(config, progress=report)
-        service = Service(client, Tokenizer.load(model), name)
+        service = Service(client, load_tokenizer(config), name)
         ended_by = run(service, listener, shutdown_s=shutdown_s, on_ready=announce)
     if ended_by == signal.SIGINT:
         raise typer.Exit(128 + signal.SIGINT)

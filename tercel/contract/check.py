@@ -14,36 +14,36 @@ from tercel.errors import CheckFailed, ContractError
 
 
 class Maker:
-    """Draws a cell's inputs from a seed that is stable across processes and machines."""
+    """Draws a cell's inputs on `device`, from a seed that is stable across processes."""
 
     def __init__(self, seed: int, dtype: torch.dtype, device: str | torch.device = "cpu") -> None:
         self.dtype = dtype
         self.device = torch.device(device)
-        self._generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        self._drawn: dict[str, Any] = {"generator": generator, "device": self.device}
 
     def _to(self, value: torch.Tensor, dtype: str) -> torch.Tensor:
         return value.to(self.device, self.dtype if dtype == "act" else DTYPES[dtype])
 
     def normal(self, *shape: int, scale: float = 1.0, dtype: str = "act") -> torch.Tensor:
-        values = torch.randn(shape, generator=self._generator, dtype=torch.float64)
+        values = torch.randn(shape, dtype=torch.float64, **self._drawn)
         return self._to(values * scale, dtype)
 
     def uniform(self, *shape: int, low: float, high: float, dtype: str = "act") -> torch.Tensor:
-        values = torch.rand(shape, generator=self._generator, dtype=torch.float64)
+        values = torch.rand(shape, dtype=torch.float64, **self._drawn)
         return self._to(low + (high - low) * values, dtype)
 
     def integers(self, *shape: int, low: int, high: int, dtype: str = "i64") -> torch.Tensor:
         """low .. high - 1."""
-        return self._to(torch.randint(low, high, shape, generator=self._generator), dtype)
+        return self._to(torch.randint(low, high, shape, **self._drawn), dtype)
 
     def choice(self, count: int, *, low: int, high: int) -> torch.Tensor:
         """`count` different integers of low .. high - 1, in random order, i64."""
-        order = torch.randperm(high - low, generator=self._generator)[:count]
-        return (order + low).to(self.device)
+        return torch.randperm(high - low, **self._drawn)[:count] + low
 
     def poison(self, *shape: int, dtype: str = "act") -> torch.Tensor:
         """Memory that nobody has written: NaN."""
-        return self._to(torch.full(shape, float("nan"), dtype=torch.float64), dtype)
+        return self._to(torch.full(shape, float("nan"), device=self.device), dtype)
 
 
 def stable_seed(*parts: object) -> int:
@@ -262,6 +262,8 @@ def _run_sequence(
             errors[name] = Error(
                 max(previous.element_ulps, error.element_ulps),
                 max(previous.rms_ulps, error.rms_ulps),
+                error.element_allowed,
+                error.rms_allowed,
             )
         carried = {n: (arguments[n], expected_arguments[n]) for n in contract.written}
     return CellReport(errors)

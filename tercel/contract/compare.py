@@ -14,6 +14,9 @@ class Error:
 
     element_ulps: float
     rms_ulps: float
+    element_allowed: float = 0.0
+    """Of the tolerance that it was compared by."""
+    rms_allowed: float = 0.0
 
 
 def ulp(dtype: torch.dtype) -> float:
@@ -65,4 +68,4 @@ def compare(
             f"{name}: worst element {error.element_ulps:.3g} ulps (allowed {element:.3g}), "
             f"rms {error.rms_ulps:.3g} ulps (allowed {rms:.3g})"
         )
-    return error
+    return Error(error.element_ulps, error.rms_ulps, element, rms)

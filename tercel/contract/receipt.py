@@ -34,21 +34,59 @@ class Status(StrEnum):
     UNTESTED = "untested"
 
 
+class ResultError(msgspec.Struct, frozen=True):
+    """The distance of one result in bf16 from the fp64 reference, beside the tolerance."""
+
+    element_ulps: float
+    element_allowed: float
+    rms_ulps: float
+    rms_allowed: float
+
+    @property
+    def share(self) -> float:
+        """How much of its tolerance it takes; 0 for integers, which are equal."""
+        pairs = ((self.element_ulps, self.element_allowed), (self.rms_ulps, self.rms_allowed))
+        return max((error / allowed if error else 0.0) for error, allowed in pairs)
+
+
+class CellTime(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One call inside a CUDA graph, inputs not in L2, beside others timed in the same rounds."""
+
+    median_us: float
+    low_us: float
+    """Tenth percentile."""
+    high_us: float
+    """Ninetieth percentile."""
+    bytes: int
+    """What the contract says that the call must move."""
+    flops: int
+    baselines_us: Mapping[str, float] = {}
+    """Medians of other code for the same arguments."""
+    peers_us: Mapping[str, float] = {}
+    """Medians of public kernels."""
+    not_run: Mapping[str, str] = {}
+    """Peers that are absent, and why."""
+
+
 class CellResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One certified cell: errors against the fp64 reference, and time where it was benched."""
+    """One certified cell."""
 
     cell: str
-    element_ulps: float
-    rms_ulps: float
-    median_us: float | None = None
-    low_us: float | None = None
-    """Tenth percentile."""
-    high_us: float | None = None
-    """Ninetieth percentile."""
-    bytes: int | None = None
-    """What the contract says that the call must move."""
-    baselines_us: Mapping[str, float] = {}
-    """Medians of other implementations, timed in the same rounds."""
+    errors: Mapping[str, ResultError] = {}
+    """Per result and written argument."""
+    time: CellTime | None = None
+    """Of the cells of the op's bench."""
+
+
+class Ceilings(msgspec.Struct, frozen=True):
+    """What the device did at best in the same run."""
+
+    copy_bytes_per_s: float
+    """Read plus written, of a large copy."""
+    read_bytes_per_s: float
+    """Of a large sum."""
+    bf16_flops_per_s: float
+    """Of a large product."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -65,8 +103,8 @@ class Receipt(msgspec.Struct, frozen=True):
     versions: Mapping[str, str]
     """Tool versions and driver: recorded, not hashed."""
     cells: tuple[CellResult, ...]
-    copy_bytes_per_s: float | None = None
-    """Read plus written, of a large copy in the same run."""
+    ceilings: Ceilings | None = None
+    command: str = ""
     date: str = ""
 
 

@@ -90,7 +90,20 @@ def copy_bandwidth(nbytes: int = 1 << 28, *, device: str = "cpu", rounds: int = 
     """Bytes per second of a large copy, read plus written: the ceiling of the same run."""
     source = torch.randint(0, 255, (nbytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    timing = interleave({"copy": lambda: target.copy_(source)}, rounds=rounds, device=device)[
-        "copy"
-    ]
-    return 2 * nbytes / (timing.median_us * 1e-6)
+    return 2 * nbytes / _seconds(lambda: target.copy_(source), device, rounds)
+
+
+def read_bandwidth(nbytes: int = 1 << 28, *, device: str = "cpu", rounds: int = 10) -> float:
+    """Bytes per second of a large sum, which only reads."""
+    source = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
+    return nbytes / _seconds(lambda: source.sum(), device, rounds)
+
+
+def matmul_rate(size: int = 1024, *, device: str = "cpu", rounds: int = 10) -> float:
+    """Flops per second of a square bf16 product."""
+    x, y = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    return 2 * size**3 / _seconds(lambda: x @ y, device, rounds)
+
+
+def _seconds(work: Work, device: str, rounds: int) -> float:
+    return interleave({"it": work}, rounds=rounds, device=device)["it"].median_us * 1e-6

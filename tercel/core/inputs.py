@@ -1,7 +1,8 @@
 """The device side of a step: fixed-address tensors that one plan is copied into."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -55,13 +56,19 @@ class StepInputs:
     verify: VerifyInputs | None
 
 
+def on_device(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Host values as a tensor; on a GPU through pinned memory, which nobody waits for."""
+    is_gpu = device.type == "cuda"
+    return torch.tensor(values, dtype=dtype, pin_memory=is_gpu).to(device, non_blocking=True)
+
+
 def build_inputs(
     plan: StepPlan, *, page_size: int, device: torch.device, pending: dict[str, int] | None = None
 ) -> StepInputs:
     """Copies `plan` to `device`; `pending` maps request ids to accepted drafts (none: zero)."""
 
     def put(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(device, non_blocking=True)
+        return on_device(values, torch.int64, device)
 
     tokens = [token for row in plan.rows for token in row.tokens]
     mapping = [
@@ -92,7 +99,7 @@ def _sample_rows(plan: StepPlan) -> list[int]:
 def _block_table(rows: tuple[Row, ...], device: torch.device) -> torch.Tensor:
     width = max(len(row.pages) for row in rows)
     table = [list(row.pages) + [0] * (width - len(row.pages)) for row in rows]
-    return torch.tensor(table, dtype=torch.int64).to(device, non_blocking=True)
+    return on_device(table, torch.int64, device)
 
 
 def _prefill(plan: StepPlan, put: Put, device: torch.device) -> PrefillInputs:

@@ -1,5 +1,6 @@
 """From a checkpoint directory to something that runs plans on this process's device."""
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,21 +11,25 @@ import torch
 
 from tercel.config import EngineConfig
 from tercel.core.arch import arch_of
+from tercel.core.cache import ModelCache
 from tercel.core.group import Groups
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
 from tercel.errors import CheckpointError
 from tercel.parallel import SingleGroup
+from tercel.runtime.graphs import CudaCapture, GraphRunner, step_sizes
 from tercel.runtime.model_runner import ModelRunner
 from tercel.runtime.ranks import RANK_MAIN, Ranks
 from tercel.runtime.runner import OpenModel, ReportProgress, Runner
 from tercel.runtime.sampler import Sampler
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
+from tercel.targets.program import Program
 from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.load import dummy_model, load_model
 
+_LOG = logging.getLogger(__name__)
 BYTES_PER_THREAD = 64 << 20
 
 
@@ -49,6 +54,16 @@ class Opened:
         return resolve(self.model, self.config, arch=arch, dtype=dtype, rank=rank)
 
 
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """Of config.model; random weights do without its file.
+
+    Raises:
+        CheckpointError: the file is missing or damaged.
+    """
+    is_dummy = config.load_format == "dummy"
+    return Tokenizer.load_or_bytes(config.model) if is_dummy else Tokenizer.load(config.model)
+
+
 def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1) -> Opened:
     """Reads the configuration and the tokenizer of config.model, for one of the ranks of a host.
 
@@ -57,7 +72,7 @@ def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1
     """
     model_dir = Path(config.model)
     model = ModelConfig.load(model_dir)
-    tokenizer = Tokenizer.load(model_dir)
+    tokenizer = load_tokenizer(config)
     if tokenizer.vocab_size > model.vocab_size:
         raise CheckpointError(
             f"{model_dir}: the tokenizer has {tokenizer.vocab_size} tokens and config.json a "
@@ -118,14 +133,38 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
         num_slots=config.max_running + 1,
     )
     unwritten = range(tokenizer.vocab_size, opened.model.vocab_size)
+    program = plan.program(weights, groups)
+    cache = create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device)
     return ModelRunner(
-        plan.program(weights, groups),
-        create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device),
+        program,
+        cache,
         Sampler(groups.tp, tokenizer.illegal_ids.union(unwritten), device),
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,
+        graphs=_graphs(opened, plan, program, cache),
     )
+
+
+@torch.inference_mode()
+def _graphs(opened: Opened, plan: Plan, program: Program, cache: ModelCache) -> GraphRunner | None:
+    """The decode steps, captured; None where they run op by op."""
+    config = opened.config
+    one_rank = plan.place.layout.world_size == 1
+    if opened.device.type != "cuda" or not one_rank or not config.decode_graphs:
+        return None
+    longest = config.max_model_len or min(opened.model.max_position_embeddings, config.cache_tokens)
+    sizes = step_sizes(config.max_running, -(-longest // config.page_size), plan.route.row.limits)
+    capture = CudaCapture(opened.device)
+    where: dict[str, Any] = {"page_size": config.page_size, "device": opened.device}
+    graphs = GraphRunner(program, cache, sizes, capture=capture, **where)
+    _LOG.info(
+        "captured %d decode graphs in %.1f s; they hold %.0f MiB",
+        len(graphs),
+        graphs.seconds,
+        capture.pool_bytes / 2**20,
+    )
+    return graphs
 
 
 def _threads_for(weight_bytes: int, local_size: int) -> int:

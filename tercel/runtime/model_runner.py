@@ -1,31 +1,15 @@
 """One rank's step: plan to device tensors, program, sampler, results to the host."""
 
 from collections.abc import Mapping
-from typing import Protocol
 
 import torch
 
 from tercel.core.cache import ModelCache
-from tercel.core.inputs import StepInputs, build_inputs
+from tercel.core.inputs import build_inputs, on_device
 from tercel.core.sampling import StepResult
-from tercel.core.step import StepClass, StepPlan, TokenLimits, classify
+from tercel.core.step import StepPlan, TokenLimits, classify
+from tercel.runtime.graphs import GraphRunner, Program
 from tercel.runtime.sampler import Sampler
-
-
-class Program(Protocol):
-    """What tercel.targets resolves a configuration to."""
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Calls so far per site, op and implementation."""
-        ...
-
-    def run(
-        self, inputs: StepInputs, cache: ModelCache, step_class: StepClass
-    ) -> torch.Tensor | None:
-        """Logits of the sampled rows [S, vocabulary of this rank] f32, None before the last
-        pipeline stage; updates the caches."""
-        ...
 
 
 class ModelRunner:
@@ -41,8 +25,10 @@ class ModelRunner:
         page_size: int,
         device: torch.device,
         row_buckets: tuple[int, ...] = (),
+        graphs: GraphRunner | None = None,
     ) -> None:
-        """`row_buckets`: row counts, ascending, that steps without prefill are padded to."""
+        """`row_buckets`: row counts, ascending, that steps without prefill are padded to;
+        `graphs`: the decode steps that are captured."""
         self._program = program
         self._cache = cache
         self._sampler = sampler
@@ -50,15 +36,13 @@ class ModelRunner:
         self._page_size = page_size
         self._device = device
         self._row_buckets = row_buckets
+        self._graphs = graphs
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """One step; an entry for each row that samples, on the ranks that have logits."""
         self._clear(plan.fresh_pages)
-        padded = self._padded(plan)
-        inputs = build_inputs(padded, page_size=self._page_size, device=self._device)
-        logits = self._program.run(inputs, self._cache, classify(padded, self._limits))
-        draws = plan.draws
+        logits, draws = self._logits(plan), plan.draws
         if logits is None or not draws:
             return StepResult(())
         return self._sampler.run(logits[: len(draws)], draws)
@@ -72,11 +56,19 @@ class ModelRunner:
 
     def close(self) -> None:
         """Lets go of weights and caches."""
-        del self._program, self._cache
+        del self._program, self._cache, self._graphs
+
+    def _logits(self, plan: StepPlan) -> torch.Tensor | None:
+        size = None if self._graphs is None else self._graphs.size_of(plan)
+        if self._graphs is not None and size is not None:
+            return self._graphs.run(plan, size)
+        padded = self._padded(plan)
+        inputs = build_inputs(padded, page_size=self._page_size, device=self._device)
+        return self._program.run(inputs, self._cache, classify(padded, self._limits))
 
     def _clear(self, pages: tuple[int, ...]) -> None:
         if pages:
-            index = torch.tensor(pages, device=self._device)
+            index = on_device(pages, torch.int64, self._device)
             for layer in self._cache.latent.values():
                 layer.pages.index_fill_(0, index, 0)
 

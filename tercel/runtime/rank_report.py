@@ -35,7 +35,7 @@ def report_of(opened: Opened, plan: Plan) -> dict[str, str]:
         "torch": str(torch.__version__),
         "device": _device_name(opened.device),
         "model config": file_hash(model_dir / "config.json")[:16],
-        "tokenizer": file_hash(model_dir / RANK_FILE)[:16],
+        "tokenizer": _tokenizer(model_dir / RANK_FILE),
         "checkpoint": _checkpoint(config),
         "program": _program(opened, plan)[:16],
     }
@@ -49,6 +49,10 @@ def _program(opened: Opened, plan: Plan) -> str:
         for stage in range(layout.pp)
     ]
     return sha256(" ".join(stages).encode()).hexdigest()
+
+
+def _tokenizer(path: Path) -> str:
+    return file_hash(path)[:16] if path.exists() else "bytes"
 
 
 def _checkpoint(config: EngineConfig) -> str:

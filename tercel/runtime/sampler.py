@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from tercel.core.group import Group
+from tercel.core.inputs import on_device
 from tercel.core.sampling import RowResult, RowSampling, StepResult, TokenLogprobs
 from tercel.core.step import Row
 from tercel.ops.sampling.logprobs import logprobs
@@ -118,10 +119,10 @@ class Sampler:
         }
 
     def _integers(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self._device, non_blocking=True)
+        return on_device(values, torch.int64, self._device)
 
     def _floats(self, values: Sequence[float]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.float32).to(self._device, non_blocking=True)
+        return on_device(values, torch.float32, self._device)
 
 
 def _token_logprobs(

@@ -103,6 +103,14 @@ class Tokenizer:
         path = Path(model_dir) / RANK_FILE
         return cls(read_rank_file(path), name=str(path))
 
+    @classmethod
+    def load_or_bytes(cls, model_dir: str | Path) -> "Tokenizer":
+        """As `load`; without a rank file a vocabulary of single bytes, which serves a model of
+        random weights."""
+        if (Path(model_dir) / RANK_FILE).exists():
+            return cls.load(model_dir)
+        return cls(byte_tokens(), name="bytes")
+
     def encode(self, text: str) -> list[int]:
         """Ids of ordinary text: special names in it stay text. A lone surrogate becomes U+FFFD."""
         ids: list[int] = []

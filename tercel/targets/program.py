@@ -78,11 +78,12 @@ def record(
     cache: ModelCache,
     place: Rank,
     page_size: int,
+    plans: Mapping[StepClass, StepPlan] = RECORDED_PLANS,
 ) -> dict[StepClass, tuple[Call, ...]]:
-    """The ops of every step class, in order, from meta weights and caches. Every call is checked
-    against its contract on the way."""
+    """The ops of every step class in `plans`, in order, from meta weights and caches. Every call is
+    checked against its contract on the way."""
     recipe, calls = load_recipe(row), {}
-    for step_class, plan in RECORDED_PLANS.items():
+    for step_class, plan in plans.items():
         if step_class == StepClass.VERIFY and not _has_drafts(cache):
             continue
         recorder = Recorder(dict(binding[step_class]))

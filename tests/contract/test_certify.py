@@ -1,52 +1,174 @@
 """Certification end to end, on a CPU: cells, time, bundle, import. Kernels run interpreted."""
 
+import pickle
+import time
+
 import msgspec
 import pytest
 import torch
 
 from tercel import cli
-from tercel.contract import Cell, certify, receipt
-from tercel.contract.certify import Bench
-from tercel.contract.receipt import Status, receipts_of, status, write_receipts
+from tercel.cli import kernels
+from tercel.cli.kernels import time_line
+from tercel.contract import Cell, bench, certify, receipt
+from tercel.contract.bench import Bench, Goal, time_cell
+from tercel.contract.certify import CellJob, Certification, Subject
+from tercel.contract.goals import goal_us, roof_us
+from tercel.contract.receipt import (
+    Ceilings,
+    CellTime,
+    Status,
+    receipts_of,
+    status,
+    write_receipts,
+)
+from tercel.contract.workers import Done
 from tercel.core.arch import Arch
 from tercel.errors import CheckFailed
 from tercel.ops.norm.add_rms_norm import add_rms_norm
 
 CELL = Cell("small", T=2, N=64)
-
-
-@pytest.fixture
-def bundle(monkeypatch, tmp_path):
-    """A certified portable op, and a folder that stands for the op's."""
-    monkeypatch.setattr(certify, "bench_of", lambda op: BENCH)
-    monkeypatch.setattr(receipt, "receipts_path", lambda op: tmp_path / "receipts.json")
-    file = tmp_path / "bundle.json"
-    file.write_bytes(msgspec.json.encode([certified()]))
-    return file
+CEILINGS = Ceilings(1e9, 1e9, 1e12)
+SUBJECT = Subject.of(add_rms_norm, "portable")
 
 
 def slow(**arguments):
     torch.linspace(0, 1, 1 << 17).sin()
 
 
-BENCH = Bench(cells=(CELL,), baselines={"slow": slow})
+def absent(**arguments):
+    raise ModuleNotFoundError(name="falconry")
+
+
+def wrong(**arguments):
+    raise RuntimeError("no such shape")
+
+
+def present(**arguments):
+    return lambda: slow(**arguments)
+
+
+BENCH = Bench(
+    cells=(CELL,),
+    baselines={"slow": slow},
+    peers={"absent": absent, "wrong": wrong, "present": present},
+    goals=(Goal(3.0, T=1), Goal("best peer", N=64), Goal(5.0)),
+)
+
+
+def one_by_one(function, jobs, *, processes, deadline):
+    """run_jobs in this process."""
+    for job in jobs:
+        try:
+            if time.monotonic() >= deadline:
+                raise CheckFailed("no time was left")
+            yield Done(job, function(job))
+        except CheckFailed as error:
+            yield Done(job, problem=str(error))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for module in (bench, certify, kernels):
+        monkeypatch.setattr(module, "bench_of", lambda op: BENCH)
+    monkeypatch.setattr(bench, "ROUNDS", (2, 2))
+    monkeypatch.setattr(certify, "run_jobs", one_by_one)
+
+
+@pytest.fixture
+def bundle(monkeypatch, tmp_path):
+    """A certified portable op, and a folder that stands for the op's."""
+    monkeypatch.setattr(receipt, "receipts_path", lambda op: tmp_path / "receipts.json")
+    file = tmp_path / "bundle.json"
+    file.write_bytes(msgspec.json.encode([certified()]))
+    return file
+
+
+def certification(**options):
+    return Certification([SUBJECT], Arch.CPU, CEILINGS, device="cpu", **options)
 
 
 def certified():
-    return certify.certify(
-        add_rms_norm, "portable", Arch.CPU, copy_bytes_per_s=1e9, device="cpu", rounds=2
-    )
+    run = certification()
+    (verdict,) = run.check()
+    (verdict,) = run.time([verdict])
+    return run.receipt(verdict)
 
 
-def test_receipt_says_what_was_found(bundle):
+def test_receipt_says_what_was_found():
     found = certified()
     assert [cell.cell for cell in found.cells][-1] == str(CELL)
     assert len(found.cells) == len(add_rms_norm.contract.cells) + 1
-    timed = found.cells[-1]
-    assert 0 < timed.low_us <= timed.median_us <= timed.high_us
-    assert timed.median_us < timed.baselines_us["slow"]
-    assert timed.bytes > 2 * 64 * 2
-    assert all(cell.median_us is None for cell in found.cells[:-1])
+    cell = found.cells[-1]
+    assert 0 < cell.time.low_us <= cell.time.median_us <= cell.time.high_us
+    assert cell.time.median_us < cell.time.baselines_us["slow"]
+    assert cell.time.bytes > 2 * 64 * 2
+    assert list(cell.errors) == list(add_rms_norm.contract.returns)
+    assert all(0 < error.share <= 1 for error in cell.errors.values())
+    assert all(each.time is None for each in found.cells[:-1])
+
+
+def test_peers_that_are_absent_or_fail_are_not_run():
+    timed = time_cell(add_rms_norm, CELL, "portable", peers=True, device="cpu", rounds=(2, 2))
+    assert list(timed.peers_us) == ["present"]
+    assert timed.not_run == {
+        "absent": "falconry is not installed",
+        "wrong": "RuntimeError: no such shape",
+    }
+    assert "absent not run" in time_line(add_rms_norm, CELL, timed, CEILINGS)
+
+
+def test_goals():
+    timed = CellTime(2.0, 1.9, 2.1, bytes=1000, flops=10**7, peers_us={"a": 3.0, "b": 2.5})
+    goals = [BENCH.goal_of(Cell("", T=t, N=n)) for t, n in ((1, 64), (2, 64), (2, 32))]
+    assert goals == [3.0, "best peer", 5.0]
+    assert [goal_us(goal, timed, CEILINGS) for goal in goals] == [3.0, 2.5, 5.0]
+    assert goal_us("best peer", CellTime(2.0, 1.9, 2.1, 1000, 0), CEILINGS) is None
+    assert goal_us(None, timed, CEILINGS) == pytest.approx(3.0)
+    stream = CellTime(2.0, 1.9, 2.1, bytes=85_000_000, flops=0)
+    assert goal_us(None, stream, CEILINGS) == pytest.approx(1e5)
+    assert roof_us(timed, CEILINGS) == pytest.approx(10.0)
+
+
+def test_a_wrong_cell_is_a_problem_and_no_receipt(monkeypatch):
+    def broken(job):
+        if job.cell is CELL:
+            raise CheckFailed("wrong")
+        return {}
+
+    monkeypatch.setattr(certify, "check_job", broken)
+    (verdict,) = certification().check()
+    assert verdict.problems == {str(CELL): "wrong"}
+    assert not verdict.is_right
+
+
+def test_checked_and_not_timed_is_certified_without_times():
+    run = certification(seconds=0.0)
+    (verdict,) = run.check()
+    assert set(verdict.problems.values()) == {"no time was left"}
+    (verdict,) = certification().check()
+    (verdict,) = run.time([verdict])
+    assert "no time was left" in verdict.problems[str(CELL)]
+    assert all(cell.time is None for cell in run.receipt(verdict).cells)
+
+
+def test_a_cell_that_fails_beside_peers_is_timed_without(monkeypatch):
+    def timed(job):
+        if job.peers:
+            raise CheckFailed("a peer broke the device")
+        return CellTime(1.0, 1.0, 1.0, 1, 1)
+
+    monkeypatch.setattr(certify, "time_job", timed)
+    run = certification(peers=True)
+    (verdict,) = run.check()
+    (verdict,) = run.time([verdict])
+    assert verdict.times[str(CELL)].median_us == 1.0
+
+
+def test_a_job_travels():
+    job = CellJob(SUBJECT, CELL, "cpu")
+    arrived = pickle.loads(pickle.dumps(job))
+    assert certify.check_job(arrived) == certify.check_job(job)
 
 
 def test_import_certifies_until_the_source_changes(bundle, monkeypatch):
@@ -82,17 +204,10 @@ def test_a_receipt_replaces_its_predecessor_only(bundle):
     ]
 
 
-def test_a_wrong_cell_ends_it(bundle, monkeypatch):
-    def broken(*args, **kwargs):
-        raise CheckFailed("wrong")
-
-    monkeypatch.setattr(certify, "check_cell", broken)
-    with pytest.raises(CheckFailed):
-        certified()
-
-
-def test_certify_needs_a_gpu(tmp_path, capsys):
+@pytest.mark.parametrize("command", [["certify", "--out", "bundle.json"], ["bench"]])
+def test_needs_a_gpu(command, capsys, monkeypatch, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    assert cli.main(["certify", "--out", str(tmp_path / "bundle.json")]) == 1
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(command) == 1
     assert "no GPU" in capsys.readouterr().err

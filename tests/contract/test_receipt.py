@@ -14,7 +14,7 @@ from tercel.contract.receipt import (
     import_closure,
     status,
 )
-from tercel.contract.timing import copy_bandwidth, interleave
+from tercel.contract.timing import copy_bandwidth, interleave, matmul_rate, read_bandwidth
 from tercel.core.arch import Arch
 from tercel.ops.norm.rms_norm import rms_norm
 
@@ -29,7 +29,7 @@ def receipt(**changes) -> Receipt:
         "ran": True,
         "device": "NVIDIA H200",
         "versions": {"torch": "2.11.0"},
-        "cells": (CellResult("T1-N7168", 0.5, 0.2, 2.5),),
+        "cells": (CellResult("T1-N7168"),),
     }
     return Receipt(**{**fields, **changes})
 
@@ -93,5 +93,7 @@ def test_timer_ranks_work_and_reports_spread():
     assert times["long"].low_us <= times["long"].median_us <= times["long"].high_us
 
 
-def test_copy_bandwidth_is_positive():
+def test_ceilings_are_positive():
     assert copy_bandwidth(1 << 22, rounds=3) > 1e6
+    assert read_bandwidth(1 << 22, rounds=3) > 1e6
+    assert matmul_rate(64, rounds=3) > 1e5

@@ -86,6 +86,13 @@ def test_random_weights_need_no_tensors(model_dir, tmp_path):
         shutil.copy(model_dir / name, tmp_path)
     with LLM(tmp_path, **OPTIONS, load_format="dummy") as llm:
         assert llm.generate("hello", GREEDY).completion_tokens == 24
+    (tmp_path / "tiktoken.model").unlink()
+    with LLM(tmp_path, **OPTIONS, load_format="dummy") as llm:
+        assert llm.tokenizer.num_base_tokens < 512
+        assert llm.generate("hello", GREEDY).completion_tokens == 24
+    with pytest.raises(CheckpointError, match="rank file cannot be read"):
+        LLM(tmp_path, **OPTIONS)
+    shutil.copy(model_dir / "tiktoken.model", tmp_path)
     with pytest.raises(CheckpointError, match="no safetensors file"):
         LLM(tmp_path, **OPTIONS)
 

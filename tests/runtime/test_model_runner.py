@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ class SumProgram:
     of all latents of the row. What is past a row's end is multiplied by zero, as attention does."""
 
     def __init__(self):
-        self.counts = {}
+        self.counts = Counter()
         self.shapes = []
 
     def run(self, inputs, cache, step_class):

@@ -2,13 +2,15 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.activation.silu_mul import portable as fast
 from tercel.ops.activation.silu_mul import reference as naive
 from tercel.ops.activation.silu_mul.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.silu_mul), portable(fast.silu_mul))
+@operation(
+    CONTRACT, reference(naive.silu_mul), portable(fast.silu_mul), kernel("triton", naive.silu_mul)
+)
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """The SiLU-gated product of the two halves of each row.
 

@@ -10,27 +10,32 @@ from tercel.contract.check import (
     check_roundings,
 )
 from tercel.ops.activation.silu_mul import CONTRACT, silu_mul
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = silu_mul.portable.name
+TESTED = implementations(silu_mul)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(silu_mul, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(silu_mul, cell, implementation, dtype=dtype)
 
 
-def test_two_roundings():
-    check_roundings(silu_mul, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_two_roundings(implementation):
+    check_roundings(silu_mul, CELL, implementation)
 
 
 def test_meta():
     check_meta(silu_mul, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(silu_mul, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(silu_mul, CELL, implementation)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.activation.situ_mul import portable as fast
 from tercel.ops.activation.situ_mul import reference as naive
 from tercel.ops.activation.situ_mul.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.situ_mul), portable(fast.situ_mul))
+@operation(
+    CONTRACT, reference(naive.situ_mul), portable(fast.situ_mul), kernel("triton", naive.situ_mul)
+)
 def situ_mul(gate_up: torch.Tensor, *, beta: float, linear_beta: float | None) -> torch.Tensor:
     """The SiTU-gated product of the two halves of each row.
 

@@ -10,27 +10,32 @@ from tercel.contract.check import (
     check_roundings,
 )
 from tercel.ops.activation.situ_mul import CONTRACT, situ_mul
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = situ_mul.portable.name
+TESTED = implementations(situ_mul)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(situ_mul, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(situ_mul, cell, implementation, dtype=dtype)
 
 
-def test_one_rounding():
-    check_roundings(situ_mul, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_one_rounding(implementation):
+    check_roundings(situ_mul, CELL, implementation)
 
 
 def test_meta():
     check_meta(situ_mul, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(situ_mul, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(situ_mul, CELL, implementation)
 
 
 def test_is_bounded():

@@ -2,13 +2,18 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.gemm.embedding import portable as fast
 from tercel.ops.gemm.embedding import reference as naive
 from tercel.ops.gemm.embedding.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.embedding), portable(fast.embedding))
+@operation(
+    CONTRACT,
+    reference(naive.embedding),
+    portable(fast.embedding),
+    kernel("triton", naive.embedding),
+)
 def embedding(tokens: torch.Tensor, table: torch.Tensor, *, first_id: int) -> torch.Tensor:
     """Rows of the table for the tokens that it holds, zeros for all others.
 

@@ -11,27 +11,32 @@ from tercel.contract.check import (
     draw,
 )
 from tercel.ops.gemm.embedding import CONTRACT, embedding
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = embedding.portable.name
+TESTED = implementations(embedding)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(embedding, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(embedding, cell, implementation, dtype=dtype)
 
 
-def test_roundings():
-    check_roundings(embedding, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_roundings(implementation):
+    check_roundings(embedding, CELL, implementation)
 
 
 def test_meta():
     check_meta(embedding, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(embedding, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(embedding, CELL, implementation)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

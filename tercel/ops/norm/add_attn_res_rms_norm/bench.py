@@ -1,7 +1,7 @@
 """Attention residuals of Kimi K3 in a decode step."""
 
 from tercel.contract import Cell
-from tercel.contract.certify import Bench
+from tercel.contract.bench import Bench
 from tercel.ops.norm.add_attn_res_rms_norm.portable import add_attn_res_rms_norm
 
 LAYOUTS = ("tp16_moetp4ep4", "tp16_moetp16ep1")

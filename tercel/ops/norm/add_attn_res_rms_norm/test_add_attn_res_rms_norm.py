@@ -11,7 +11,7 @@ from tercel.contract.check import (
     check_roundings,
 )
 from tercel.ops.norm.add_attn_res_rms_norm import CONTRACT, add_attn_res_rms_norm
-from tests.interpreter import INTERPRETED, REASON
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 EXTREMES = (
@@ -20,17 +20,20 @@ EXTREMES = (
     Cell("most snapshots", S=11, T=2, N=96, prefix=True),
 )
 PORTABLE = add_attn_res_rms_norm.portable.name
+TESTED = implementations(add_attn_res_rms_norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(add_attn_res_rms_norm, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("cell", (*CONTRACT.cells, *EXTREMES), ids=str)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(add_attn_res_rms_norm, cell, implementation, dtype=dtype)
 
 
 @pytest.mark.parametrize("cell", CONTRACT.cells[1:3], ids=str)
-def test_roundings(cell):
-    check_roundings(add_attn_res_rms_norm, cell, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_roundings(cell, implementation):
+    check_roundings(add_attn_res_rms_norm, cell, implementation)
 
 
 def test_meta():
@@ -38,8 +41,9 @@ def test_meta():
 
 
 @pytest.mark.parametrize("cell", CONTRACT.cells[1:3], ids=str)
-def test_replay(cell):
-    check_replay(add_attn_res_rms_norm, cell, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(cell, implementation):
+    check_replay(add_attn_res_rms_norm, cell, implementation)
 
 
 @pytest.mark.parametrize(
@@ -64,19 +68,3 @@ def test_control_selects_with_the_old_prefix():
         return normed, prefix + x, mixture
 
     check_control(add_attn_res_rms_norm, CELL, broken)
-
-
-@pytest.mark.skipif(not INTERPRETED, reason=REASON)
-class TestTriton:
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize("cell", (*CONTRACT.cells[:4], *EXTREMES), ids=str)
-    def test_cells(self, cell, dtype):
-        check_cell(add_attn_res_rms_norm, cell, "triton", dtype=dtype)
-
-    @pytest.mark.parametrize("cell", CONTRACT.cells[1:3], ids=str)
-    def test_roundings(self, cell):
-        check_roundings(add_attn_res_rms_norm, cell, "triton")
-
-    @pytest.mark.parametrize("cell", CONTRACT.cells[1:3], ids=str)
-    def test_replay(self, cell):
-        check_replay(add_attn_res_rms_norm, cell, "triton")

@@ -2,13 +2,18 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.norm.add_rms_norm import portable as fast
 from tercel.ops.norm.add_rms_norm import reference as naive
 from tercel.ops.norm.add_rms_norm.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.add_rms_norm), portable(fast.add_rms_norm))
+@operation(
+    CONTRACT,
+    reference(naive.add_rms_norm),
+    portable(fast.add_rms_norm),
+    kernel("triton", naive.add_rms_norm),
+)
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

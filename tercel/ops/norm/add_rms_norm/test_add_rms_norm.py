@@ -10,27 +10,32 @@ from tercel.contract.check import (
     check_roundings,
 )
 from tercel.ops.norm.add_rms_norm import CONTRACT, add_rms_norm
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = add_rms_norm.portable.name
+TESTED = implementations(add_rms_norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(add_rms_norm, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(add_rms_norm, cell, implementation, dtype=dtype)
 
 
-def test_roundings():
-    check_roundings(add_rms_norm, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_roundings(implementation):
+    check_roundings(add_rms_norm, CELL, implementation)
 
 
 def test_meta():
     check_meta(add_rms_norm, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(add_rms_norm, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(add_rms_norm, CELL, implementation)
 
 
 @pytest.mark.parametrize(

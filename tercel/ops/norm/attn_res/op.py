@@ -2,13 +2,15 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.norm.attn_res import portable as fast
 from tercel.ops.norm.attn_res import reference as naive
 from tercel.ops.norm.attn_res.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.attn_res), portable(fast.attn_res))
+@operation(
+    CONTRACT, reference(naive.attn_res), portable(fast.attn_res), kernel("triton", naive.attn_res)
+)
 def attn_res(
     bank: torch.Tensor,
     prefix: torch.Tensor,

@@ -11,30 +11,35 @@ from tercel.contract.check import (
     draw,
 )
 from tercel.ops.norm.attn_res import CONTRACT, attn_res
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = attn_res.portable.name
+TESTED = implementations(attn_res)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(attn_res, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(attn_res, cell, implementation, dtype=dtype)
 
 
-def test_roundings():
-    check_roundings(attn_res, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_roundings(implementation):
+    check_roundings(attn_res, CELL, implementation)
 
 
 def test_meta():
     check_meta(attn_res, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(attn_res, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(attn_res, CELL, implementation)
 
 
-@pytest.mark.parametrize("implementation", attn_res.implementations)
+@pytest.mark.parametrize("implementation", implementations(attn_res, "reference", "portable"))
 def test_without_snapshots_it_is_the_prefix(implementation):
     arguments = draw(attn_res, CONTRACT.cells[3], dtype=torch.float32)
     mixture = attn_res.using(implementation)(**arguments)

@@ -2,13 +2,18 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.norm.attn_res_rms_norm import portable as fast
 from tercel.ops.norm.attn_res_rms_norm import reference as naive
 from tercel.ops.norm.attn_res_rms_norm.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.attn_res_rms_norm), portable(fast.attn_res_rms_norm))
+@operation(
+    CONTRACT,
+    reference(naive.attn_res_rms_norm),
+    portable(fast.attn_res_rms_norm),
+    kernel("triton", naive.attn_res_rms_norm),
+)
 def attn_res_rms_norm(
     bank: torch.Tensor,
     prefix: torch.Tensor,

@@ -10,27 +10,32 @@ from tercel.contract.check import (
     check_roundings,
 )
 from tercel.ops.norm.attn_res_rms_norm import CONTRACT, attn_res_rms_norm
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = attn_res_rms_norm.portable.name
+TESTED = implementations(attn_res_rms_norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(attn_res_rms_norm, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(attn_res_rms_norm, cell, implementation, dtype=dtype)
 
 
-def test_roundings():
-    check_roundings(attn_res_rms_norm, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_roundings(implementation):
+    check_roundings(attn_res_rms_norm, CELL, implementation)
 
 
 def test_meta():
     check_meta(attn_res_rms_norm, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(attn_res_rms_norm, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(attn_res_rms_norm, CELL, implementation)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,18 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.norm.embed_rms_norm import portable as fast
 from tercel.ops.norm.embed_rms_norm import reference as naive
 from tercel.ops.norm.embed_rms_norm.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.embed_rms_norm), portable(fast.embed_rms_norm))
+@operation(
+    CONTRACT,
+    reference(naive.embed_rms_norm),
+    portable(fast.embed_rms_norm),
+    kernel("triton", naive.embed_rms_norm),
+)
 def embed_rms_norm(
     tokens: torch.Tensor,
     table: torch.Tensor,

@@ -12,27 +12,32 @@ from tercel.contract.check import (
     draw,
 )
 from tercel.ops.norm.embed_rms_norm import CONTRACT, embed_rms_norm
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = embed_rms_norm.portable.name
+TESTED = implementations(embed_rms_norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(embed_rms_norm, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(embed_rms_norm, cell, implementation, dtype=dtype)
 
 
-def test_roundings():
-    check_roundings(embed_rms_norm, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_roundings(implementation):
+    check_roundings(embed_rms_norm, CELL, implementation)
 
 
 def test_meta():
     check_meta(embed_rms_norm, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(embed_rms_norm, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(embed_rms_norm, CELL, implementation)
 
 
 def test_snapshot_is_the_embedding_bit_for_bit():

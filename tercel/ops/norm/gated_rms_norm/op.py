@@ -2,13 +2,18 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.norm.gated_rms_norm import portable as fast
 from tercel.ops.norm.gated_rms_norm import reference as naive
 from tercel.ops.norm.gated_rms_norm.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.gated_rms_norm), portable(fast.gated_rms_norm))
+@operation(
+    CONTRACT,
+    reference(naive.gated_rms_norm),
+    portable(fast.gated_rms_norm),
+    kernel("triton", naive.gated_rms_norm),
+)
 def gated_rms_norm(
     o: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, *, eps: float
 ) -> torch.Tensor:

@@ -10,27 +10,32 @@ from tercel.contract.check import (
     check_roundings,
 )
 from tercel.ops.norm.gated_rms_norm import CONTRACT, gated_rms_norm
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = gated_rms_norm.portable.name
+TESTED = implementations(gated_rms_norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(gated_rms_norm, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(gated_rms_norm, cell, implementation, dtype=dtype)
 
 
-def test_one_rounding():
-    check_roundings(gated_rms_norm, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_one_rounding(implementation):
+    check_roundings(gated_rms_norm, CELL, implementation)
 
 
 def test_meta():
     check_meta(gated_rms_norm, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(gated_rms_norm, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(gated_rms_norm, CELL, implementation)
 
 
 @pytest.mark.parametrize(

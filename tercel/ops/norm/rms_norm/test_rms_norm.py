@@ -10,26 +10,32 @@ from tercel.contract.check import (
     check_roundings,
 )
 from tercel.ops.norm.rms_norm import CONTRACT, rms_norm
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[0]
+PORTABLE = rms_norm.portable.name
+TESTED = implementations(rms_norm)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(rms_norm, cell, rms_norm.portable.name, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(rms_norm, cell, implementation, dtype=dtype)
 
 
-def test_two_roundings():
-    check_roundings(rms_norm, CELL, rms_norm.portable.name)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_two_roundings(implementation):
+    check_roundings(rms_norm, CELL, implementation)
 
 
 def test_meta():
-    check_meta(rms_norm, CELL, rms_norm.portable.name)
+    check_meta(rms_norm, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(rms_norm, CELL, rms_norm.portable.name)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(rms_norm, CELL, implementation)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def test_replay():
     ids=["weight too short", "columns contiguous", "weight of another dtype", "eps is text"],
 )
 def test_refuses(change):
-    check_refusal(rms_norm, CELL, rms_norm.portable.name, change)
+    check_refusal(rms_norm, CELL, PORTABLE, change)
 
 
 def test_control_mean_over_one_element_less():

@@ -2,13 +2,13 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.sampling.sample import portable as fast
 from tercel.ops.sampling.sample import reference as naive
 from tercel.ops.sampling.sample.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.sample), portable(fast.sample))
+@operation(CONTRACT, reference(naive.sample), portable(fast.sample), kernel("triton", naive.sample))
 def sample(
     logits: torch.Tensor,
     temperature: torch.Tensor,

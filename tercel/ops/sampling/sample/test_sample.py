@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import (
     check_cell,
     check_control,
@@ -11,9 +12,13 @@ from tercel.contract.check import (
     draw,
 )
 from tercel.ops.sampling.sample import CONTRACT, sample
+from tests.interpreter import implementations
 
 GREEDY, PLAIN, FILTERED = CONTRACT.cells[:3]
 PORTABLE = sample.portable.name
+TESTED = implementations(sample)
+EVERY = implementations(sample, "reference", "portable")
+PARTS = Cell("a vocabulary of several parts", S=5, V=5000, kind="plain")
 PROBABILITIES = torch.tensor([0.3, 0.02, 0.2, 0.001, 0.15, 0.12, 0.1, 0.06, 0.04, 0.009])
 DRAWS = 20000
 
@@ -44,9 +49,10 @@ def chi_square(tokens, probabilities):
     return float(((counts[kept] - expected).square() / expected).sum())
 
 
-@pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell):
-    check_cell(sample, cell, PORTABLE)
+@pytest.mark.parametrize("cell", (*CONTRACT.cells, PARTS), ids=str)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, implementation):
+    check_cell(sample, cell, implementation)
 
 
 @pytest.mark.parametrize("cell", [GREEDY, PLAIN, FILTERED], ids=str)
@@ -55,8 +61,9 @@ def test_meta(cell):
 
 
 @pytest.mark.parametrize("cell", [PLAIN, FILTERED], ids=str)
-def test_replay(cell):
-    check_replay(sample, cell, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(cell, implementation):
+    check_replay(sample, cell, implementation)
 
 
 # Kept tokens are chosen by hand; thresholds are the 99.9 % points of chi-square.
@@ -89,7 +96,7 @@ def test_streams_are_different_draws():
     assert agreement == pytest.approx(float(PROBABILITIES.square().sum()), abs=0.02)
 
 
-@pytest.mark.parametrize("implementation", sample.implementations)
+@pytest.mark.parametrize("implementation", EVERY)
 def test_greedy_ties_go_to_the_lower_id(implementation):
     arguments = draw(sample, GREEDY, dtype=torch.float32)
     arguments["logits"][0, [7, 400, 1279]] = 50.0
@@ -97,7 +104,7 @@ def test_greedy_ties_go_to_the_lower_id(implementation):
     assert tokens.tolist() == [7]
 
 
-@pytest.mark.parametrize("implementation", sample.implementations)
+@pytest.mark.parametrize("implementation", EVERY)
 @pytest.mark.parametrize(
     "fill", [float("nan"), float("inf"), None], ids=["nan", "inf", "nothing allowed"]
 )

@@ -1,0 +1,378 @@
+"""docs/benchmarks/h200.md and its plots, from the receipts in the op folders and from h200.json.
+
+The page holds nothing that a machine did not measure; `tercel certify` and the programs named below
+write what it is made from.
+"""
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks import svg
+from tercel.contract.bench import bench_of
+from tercel.contract.goals import FIXED_US, goal_us, roof_us
+from tercel.contract.receipt import (
+    Ceilings,
+    CellResult,
+    CellTime,
+    Receipt,
+    Status,
+    receipts_of,
+    status,
+)
+from tercel.core.arch import Arch
+from tercel.ops.catalog import catalog
+
+RESULTS = "docs/benchmarks/h200.json"
+PAGE = "docs/benchmarks/h200.md"
+PLOTS = {
+    "rate": "docs/benchmarks/h200_rate.svg",
+    "roof": "docs/benchmarks/h200_roof.svg",
+    "peers": "docs/benchmarks/h200_peers.svg",
+}
+INTRODUCTION = """\
+<!-- Written from receipts and h200.json by tools/generate_docs.py. -->
+# Figures on an H200
+
+A time is one call inside a CUDA graph, its inputs not in L2, in rounds that alternate with what
+stands beside it; medians, the tenth and ninetieth percentile in brackets. A goal is a named one,
+or follows from the call's bytes: at 40 MB and more 0.85 of the copy bandwidth of the same run,
+below it bytes / copy bandwidth + {fixed:g} us. The roof is what bytes and flops take at the rates
+of the same run. A peer that is not installed is *not run*. Errors are in ulps of bf16 against the
+fp64 reference.
+
+`tercel certify --peers --out bundle.json`, then `tercel ops import bundle.json`, refresh the ops;
+the other sections name their command.
+"""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One timed cell of a receipt."""
+
+    full_name: str
+    """category/op."""
+    receipt: Receipt
+    result: CellResult
+    time: CellTime
+    ceilings: Ceilings
+    why: str
+    goal: float | None
+    """us; None where it is the best peer's and none was run."""
+    is_named: bool
+
+    @property
+    def category(self) -> str:
+        return self.full_name.partition("/")[0]
+
+    @property
+    def kernel(self) -> str:
+        return f"{self.receipt.op} {self.receipt.implementation}"
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return self.time.bytes / self.time.median_us * 1e6
+
+    @property
+    def roof_share(self) -> float:
+        return roof_us(self.time, self.ceilings) / self.time.median_us
+
+    @property
+    def best_peer(self) -> tuple[str, float] | None:
+        """Name and time of the fastest other code, public kernels before baselines."""
+        others = self.time.peers_us or self.time.baselines_us
+        return min(others.items(), key=lambda item: item[1]) if others else None
+
+    @property
+    def verdict(self) -> str:
+        if self.goal is None:
+            return "not run"
+        ratio = self.time.median_us / self.goal
+        return f"met ({ratio:.2f})" if ratio <= 1 else f"**missed** ({ratio:.2f})"
+
+
+def receipts() -> list[tuple[str, Receipt]]:
+    """(category/op, receipt) of every kernel that ran on sm_90."""
+    return [
+        (name, receipt)
+        for name, op in catalog().items()
+        for receipt in receipts_of(op)
+        if receipt.arch is Arch.SM_90 and receipt.ran
+    ]
+
+
+@cache
+def timed() -> tuple[Timed, ...]:
+    """Every cell that has a time."""
+    return tuple(each for name, receipt in receipts() for each in _timed(name, receipt))
+
+
+def _timed(name: str, receipt: Receipt) -> Iterator[Timed]:
+    bench = bench_of(catalog()[name])
+    cells = {str(cell): cell for cell in bench.cells}
+    for result in receipt.cells:
+        if result.time is None or receipt.ceilings is None or result.cell not in cells:
+            continue
+        cell = cells[result.cell]
+        named = bench.goal_of(cell)
+        goal = goal_us(named, result.time, receipt.ceilings)
+        parts = (receipt, result, result.time, receipt.ceilings)
+        yield Timed(name, *parts, cell.why, goal, named is not None)
+
+
+def render(results: Path) -> str:
+    """The page; `results` may not exist yet."""
+    entries = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
+    sections = [
+        INTRODUCTION.format(fixed=FIXED_US),
+        _runs(),
+        _named_goals(),
+        _plots(),
+        _kernels(),
+        _errors(),
+        *(SECTIONS[name](entry) for name, entry in entries.items() if name in SECTIONS),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+def _runs() -> str:
+    """The devices, versions and ceilings that receipts name, each once."""
+    lines = ["## Runs\n"]
+    described = Counter(_run(receipt) for _, receipt in receipts())
+    if not described:
+        return "No kernel has been certified on an H200 yet.\n"
+    lines += [f"- {text}: {count} kernels" for text, count in described.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _run(receipt: Receipt) -> str:
+    versions = ", ".join(f"{name} {value}" for name, value in receipt.versions.items())
+    run = f"{receipt.device}, {versions}, {receipt.date}, `{receipt.command}`"
+    limits = receipt.ceilings
+    if limits is None:
+        return run
+    copy, read = limits.copy_bytes_per_s / 1e9, limits.read_bytes_per_s / 1e9
+    flops = limits.bf16_flops_per_s / 1e12
+    return f"{run}; copy {copy:.0f} GB/s, read {read:.0f} GB/s, bf16 {flops:.0f} TFLOP/s"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: int = 0) -> str:
+    """A Markdown table; columns from `right` on are numbers."""
+    marks = ["---" if index < right or not right else "---:" for index in range(len(head))]
+    lines = [f"| {' | '.join(row)} |" for row in (head, tuple(marks), *rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _named_goals() -> str:
+    rows = [
+        (
+            each.kernel,
+            each.result.cell,
+            "best peer" if each.goal is None else f"{each.goal:.2f}",
+            f"{each.time.median_us:.2f}",
+            each.verdict,
+        )
+        for each in timed()
+        if each.is_named
+    ]
+    if not rows:
+        return ""
+    met = sum(each.verdict.startswith("met") for each in timed() if each.is_named)
+    every = sum(each.verdict.startswith("met") for each in timed())
+    head = ("kernel", "cell", "goal, us", "us", "verdict (time / goal)")
+    text = (
+        f"## Named goals\n\n{met} of {len(rows)} are met; of all {len(timed())} cells {every}.\n\n"
+    )
+    return text + _table(head, rows, 2)
+
+
+def _plots() -> str:
+    texts = {
+        "rate": "Bandwidth against the bytes of a call",
+        "roof": "Share of the roof, worst to best cell of each kernel, and its median",
+        "peers": "Time over the fastest public kernel's or baseline's",
+    }
+    return "\n".join(f"![{text}]({Path(PLOTS[name]).name})\n" for name, text in texts.items())
+
+
+def _kernels() -> str:
+    parts = ["## Kernels\n"]
+    for name, receipt in receipts():
+        rows = [_cell_row(each) for each in timed() if each.receipt is receipt]
+        state = status(catalog()[name], receipt.implementation, receipt.arch)
+        mark = "" if state is Status.CERTIFIED else f" ({state})"
+        if rows:
+            head = ("cell", "us", "GB/s", "roof", "goal", "", "beside it", "tolerance")
+            parts.append(f"### {name}, {receipt.implementation}{mark}\n\n{_table(head, rows, 1)}")
+    return "\n".join(parts) if len(parts) > 1 else ""
+
+
+def _cell_row(each: Timed) -> tuple[str, ...]:
+    time = each.time
+    others = [f"{name} {us:.2f}" for name, us in {**time.peers_us, **time.baselines_us}.items()]
+    others += [f"{name} not run" for name in time.not_run]
+    worst = max((error.share for error in each.result.errors.values()), default=0.0)
+    return (
+        f"{each.result.cell} ({each.why})",
+        f"{time.median_us:.2f} ({time.low_us:.2f}..{time.high_us:.2f})",
+        f"{each.rate / 1e9:.0f}",
+        f"{each.roof_share:.0%}",
+        "" if each.goal is None else f"{each.goal:.2f}",
+        each.verdict,
+        ", ".join(others),
+        f"{worst:.0%}",
+    )
+
+
+def _errors() -> str:
+    """Per kernel and result, the cell that comes closest to its tolerance."""
+    rows = []
+    for _, receipt in receipts():
+        results = dict.fromkeys(name for cell in receipt.cells for name in cell.errors)
+        for result in results:
+            errors = [cell.errors[result] for cell in receipt.cells if result in cell.errors]
+            worst = max(errors, key=lambda error: error.share)
+            rows.append(
+                (
+                    f"{receipt.op} {receipt.implementation}",
+                    result,
+                    f"{worst.element_ulps:.2f} of {worst.element_allowed:.4g}",
+                    f"{worst.rms_ulps:.2f} of {worst.rms_allowed:.4g}",
+                    str(len(errors)),
+                )
+            )
+    head = ("kernel", "result", "worst element, ulps", "RMS, ulps", "cells")
+    return "## Errors\n\n" + _table(head, rows, 2) if rows else ""
+
+
+def _measured(entry: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {value}" for name, value in entry["versions"].items())
+    return f"\n`{entry['command']}`, {entry['date']}, {entry['device']}, {versions}\n"
+
+
+def _decode_steps(entry: dict[str, Any]) -> str:
+    rows = [
+        (
+            batch,
+            f"{step['step_ms']:.3f} ({step['low_ms']:.3f}..{step['high_ms']:.3f})",
+            "" if step["graph_ms"] is None else f"{step['graph_ms']:.3f}",
+            f"{step['floor_ms']:.3f}",
+            f"{step['bytes'] / 1e9:.2f}",
+            ", ".join(step["portable_sites"]) or "none",
+        )
+        for batch, step in entry["steps"].items()
+    ]
+    head = ("batch", "step, ms", "its graph, ms", "byte floor, ms", "GB", "portable calls")
+    gigabytes = entry["weight_bytes"] / 1e9
+    text = (
+        f"## Kimi-Linear 48B, random weights\n\n{gigabytes:.1f} GB of weights drawn on the device, "
+        f"ready in {entry['loaded_s']:.0f} s. A step is what the engine takes from plan to tokens "
+        "on the host; the floor is the bytes that it must read at the copy bandwidth, experts as "
+        "far as so many tokens reach them.\n\n"
+    )
+    return text + _table(head, rows) + _measured(entry)
+
+
+def _nano(entry: dict[str, Any]) -> str:
+    forks = [
+        (str(f["problem"]), str(f["position"]), f"{f['margin']:.4f}", f"{f['ulps']:.2f}")
+        for f in entry["forks"]
+    ]
+    count = entry["problems"]
+    ops = [key for key in entry["decode_calls"] if key not in entry["portable_sites"]]
+    lines = [
+        "## nano against the CPU\n",
+        f"{count} fresh problems, greedy: {entry['gpu_right']} right on the GPU in bf16, "
+        f"{entry['cpu_right']} on a CPU in fp32 (paired, p = {entry['paired_p']:.2f}). "
+        f"{entry['equal_texts']:.1%} of the texts are equal (goal: 95 %); where one parts, the two "
+        "best fp32 logits differ by the margin below (goal: under 4 bf16 ulps of the logit; widest "
+        f"{entry['widest_fork_ulps']:.2f}).\n",
+        f"Decode steps call {len(ops)} certified implementations and "
+        f"{len(entry['portable_sites'])} portable ones"
+        f"{': ' if entry['portable_sites'] else ''}{', '.join(entry['portable_sites'])}.\n",
+    ]
+    head = ("problem", "token", "margin", "ulps")
+    return "\n".join(lines) + (_table(head, forks, 1) if forks else "") + _measured(entry)
+
+
+def _sanitizer(entry: dict[str, Any]) -> str:
+    rows = [
+        (each["kernel"], each["cell"], each["tool"], each["verdict"]) for each in entry["families"]
+    ]
+    head = ("kernel", "cell", "tool", "verdict")
+    return "## compute-sanitizer\n\n" + _table(head, rows) + _measured(entry)
+
+
+SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "kimi_linear_48b": _decode_steps,
+    "nano_on_gpu": _nano,
+    "sanitizer": _sanitizer,
+}
+
+
+def rate_plot() -> str:
+    """GB/s against bytes, beside the copy bandwidth and the goal that follows from it."""
+    top = max((each.ceilings.copy_bytes_per_s for each in timed()), default=4.3e12)
+    x, y = svg.Axis(1e4, 1e10, logarithmic=True), svg.Axis(0, top * 1.15 / 1e9)
+    plot = svg.Plot("Bandwidth of a call, GB/s, against its bytes", x, y, height=420)
+    sizes = [10 ** (4 + 6 * i / 60) for i in range(61)]
+    plot.line([(size, top / 1e9) for size in sizes], svg.FAINT)
+    goal = [(size, size / (size / top + FIXED_US * 1e-6) / 1e9) for size in sizes]
+    plot.line(goal, "#999999", dashed=True)
+    categories = sorted({each.category for each in timed()})
+    colours = dict(zip(categories, svg.COLOURS, strict=False))
+    for each in timed():
+        tip = f"{each.kernel} {each.result.cell}: {each.rate / 1e9:.0f} GB/s"
+        plot.point(each.time.bytes, each.rate / 1e9, colours[each.category], tip)
+    plot.axes("bytes", " ")
+    plot.legend(list(colours.items()))
+    return plot.render()
+
+
+def roof_plot() -> str:
+    """Per kernel the range over its cells of the share of the roof."""
+    shares: dict[str, list[float]] = {}
+    for each in timed():
+        shares.setdefault(each.kernel, []).append(100 * each.roof_share)
+    plot = _rows_plot("Share of the roof, %", list(shares), svg.Axis(0, 110))
+    for index, (kernel, found) in enumerate(shares.items()):
+        tip = f"{kernel}: {min(found):.0f} to {max(found):.0f} %"
+        plot.bar(min(found), max(found), index, svg.COLOURS[0], tip)
+        plot.point(statistics.median(found), index, svg.INK, f"median {tip}")
+    plot.line([(100, -0.6), (100, len(shares) - 0.4)], "#999999", dashed=True)
+    plot.axes("% of the roof; dot: median cell")
+    return plot.render()
+
+
+def peers_plot() -> str:
+    """Per kernel and cell, our time over the fastest other code's."""
+    ratios: dict[str, list[tuple[float, str]]] = {}
+    for each in timed():
+        if each.best_peer is not None:
+            name, us = each.best_peer
+            entry = (each.time.median_us / us, f"{each.result.cell} beside {name}")
+            ratios.setdefault(each.kernel, []).append(entry)
+    plot = _rows_plot("Time over the best other code's", list(ratios), svg.Axis(0.1, 10, True))
+    for index, (kernel, found) in enumerate(ratios.items()):
+        for ratio, what in found:
+            plot.point(ratio, index, svg.COLOURS[ratio > 1], f"{kernel} {what}: {ratio:.2f}")
+    plot.line([(1, -0.6), (1, len(ratios) - 0.4)], "#999999", dashed=True)
+    plot.axes("ratio, below 1 is faster")
+    return plot.render()
+
+
+def _rows_plot(title: str, names: list[str], x: svg.Axis) -> svg.Plot:
+    height = svg.TOP + svg.BOTTOM + svg.ROW * max(len(names), 1)
+    y = svg.Axis(len(names) - 0.4, -0.6)
+    plot = svg.Plot(title, x, y, height, left=240)
+    plot.label_rows(names)
+    return plot
+
+
+PLOT_BUILDERS = {"rate": rate_plot, "roof": roof_plot, "peers": peers_plot}

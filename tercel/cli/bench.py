@@ -1,0 +1,47 @@
+"""`tercel bench`: times kernels on this machine's GPU, and certifies nothing."""
+
+import time
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tercel.cli.kernels import ceilings, gpu_arch, kernels, time_line
+from tercel.cli.options import Json
+from tercel.contract.bench import bench_of
+from tercel.contract.certify import CellJob, time_job
+from tercel.contract.workers import run_jobs
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(name="bench")
+def command(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="OP", help="Ops by name; default: every one.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Only cells whose name contains this.")] = "",
+    peers: Annotated[bool, typer.Option(help="Time the installed public kernels too.")] = False,
+    seconds: Annotated[float, typer.Option(min=1, help="All that it may take.")] = 600.0,
+    as_json: Json = False,
+) -> None:
+    """Time kernels at the cells of their benches, beside baselines and peers."""
+    subjects = kernels(names, gpu_arch("bench"), every=True)
+    deadline, limits = time.monotonic() + seconds, ceilings()
+    jobs = [
+        CellJob(subject, cell, peers=peers)
+        for subject in subjects
+        for cell in bench_of(subject.op).cells
+        if only in str(cell)
+    ]
+    for done in run_jobs(time_job, jobs, processes=1, deadline=deadline):
+        job = done.job
+        if as_json:
+            entry = {"op": job.subject.name, "implementation": job.subject.implementation}
+            found = {"cell": str(job.cell), "time": done.result, "problem": done.problem}
+            typer.echo(msgspec.json.encode({**entry, **found, "ceilings": limits}).decode())
+        elif done.result is None:
+            typer.echo(f"{job.subject}\n  {job.cell}: {done.problem}")
+        else:
+            line = time_line(job.subject.op, job.cell, done.result, limits)
+            typer.echo(f"{job.subject}\n{line}")

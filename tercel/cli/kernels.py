@@ -1,0 +1,71 @@
+"""What the commands about kernels share: which there are, what the GPU can do, how a time reads."""
+
+from typing import Any
+
+import torch
+
+from tercel.contract import PLAIN, Cell, Op
+from tercel.contract.bench import bench_of
+from tercel.contract.certify import Subject
+from tercel.contract.goals import goal_us
+from tercel.contract.receipt import Ceilings, CellTime, Status, status
+from tercel.contract.timing import copy_bandwidth, matmul_rate, read_bandwidth
+from tercel.core.arch import Arch, arch_of
+from tercel.errors import ConfigError
+from tercel.ops.catalog import catalog
+
+COPY_BYTES = 1 << 30
+MATMUL_SIZE = 8192
+
+
+def gpu_arch(command: str) -> Arch:
+    """Of this machine's GPU; ConfigError where there is none that targets name."""
+    if not torch.cuda.is_available():
+        raise ConfigError(f"{command}: there is no GPU; run it where the kernels will run")
+    arch = arch_of(torch.device("cuda"))
+    if arch is None:
+        raise ConfigError(f"{command}: no target names {torch.cuda.get_device_name()}")
+    return arch
+
+
+def ceilings() -> Ceilings:
+    """What this GPU does at best."""
+    return Ceilings(
+        copy_bandwidth(COPY_BYTES, device="cuda"),
+        read_bandwidth(COPY_BYTES, device="cuda"),
+        matmul_rate(MATMUL_SIZE, device="cuda"),
+    )
+
+
+def kernels(names: list[str] | None, arch: Arch, *, every: bool = False) -> list[Subject]:
+    """Kernels of the named ops; without names those whose receipt does not hold, or every one."""
+    ops = {op.name: op for op in catalog().values()}
+    unknown = set(names or ()) - set(ops)
+    if unknown:
+        raise ConfigError(f"no op {', '.join(sorted(unknown))}; `tercel ops` lists them")
+
+    def is_wanted(op: Op[..., Any], implementation: str) -> bool:
+        if names:
+            return op.name in names
+        return every or status(op, implementation, arch) != Status.CERTIFIED
+
+    return [
+        Subject.of(op, name)
+        for op in ops.values()
+        for name, implementation in op.implementations.items()
+        if name not in PLAIN and arch in implementation.archs and is_wanted(op, name)
+    ]
+
+
+def time_line(op: Op[..., Any], cell: Cell, time: CellTime, ceilings: Ceilings) -> str:
+    """One timed cell: its time, goal and contenders."""
+    others = {**time.baselines_us, **time.peers_us}
+    goal = goal_us(bench_of(op).goal_of(cell), time, ceilings)
+    parts = [
+        f"  {cell}: {time.median_us:.2f} us ({time.low_us:.2f}..{time.high_us:.2f})",
+        f"{time.bytes / time.median_us / 1e3:.0f} GB/s",
+        *([] if goal is None else [f"goal {goal:.2f}, ratio {time.median_us / goal:.2f}"]),
+        *(f"{name} {us:.2f}" for name, us in others.items()),
+        *(f"{name} not run ({why})" for name, why in time.not_run.items()),
+    ]
+    return ", ".join(parts)

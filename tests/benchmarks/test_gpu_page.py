@@ -1,0 +1,109 @@
+"""The page of GPU figures and its plots, from receipts and results that stand for measured ones."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import gpu_page, svg
+from tercel.contract import Cell
+from tercel.contract.bench import Bench, Goal
+from tercel.contract.receipt import Ceilings, CellResult, CellTime, Receipt, ResultError
+from tercel.core.arch import Arch
+
+CELLS = (Cell("a small one", T=1, N=64), Cell("a large one", T=64, N=7168))
+BENCH = Bench(CELLS, goals=(Goal(3.0, T=1), Goal("best peer", T=64)))
+
+
+def receipt(**large) -> Receipt:
+    error = ResultError(0.5, 1.0, 0.1, 0.8)
+    small = CellTime(2.5, 2.4, 2.6, 10**6, 10**6, baselines_us={"torch": 5.0})
+    times = (small, CellTime(20.0, 19.0, 21.0, 8 * 10**7, 10**6, **large))
+    return Receipt(
+        op="rms_norm",
+        implementation="triton",
+        arch=Arch.SM_90,
+        world_size=1,
+        content_hash="0" * 64,
+        ran=True,
+        device="NVIDIA H200",
+        versions={"torch": "2.11"},
+        cells=tuple(CellResult(str(c), {"y": error}, t) for c, t in zip(CELLS, times, strict=True)),
+        ceilings=Ceilings(4e12, 4.1e12, 8e14),
+        command="tercel certify --out bundle.json",
+        date="2026-11-30",
+    )
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Makes the page see one receipt."""
+
+    def hold(found):
+        gpu_page.timed.cache_clear()
+        monkeypatch.setattr(gpu_page, "receipts", lambda: [("norm/rms_norm", found)])
+        monkeypatch.setattr(gpu_page, "bench_of", lambda op: BENCH)
+        monkeypatch.setattr(gpu_page, "status", lambda *_: "certified")
+
+    yield hold
+    gpu_page.timed.cache_clear()
+
+
+def test_goals_are_met_missed_or_not_run(held, tmp_path):
+    held(receipt(peers_us={"fla": 16.0}))
+    page = gpu_page.render(tmp_path / "none.json")
+    assert "1 of 2 are met" in page
+    assert "| 3.00 | 2.50 | met (0.83) |" in page
+    assert "| 16.00 | 20.00 | **missed** (1.25) |" in page
+    assert "| 0.50 of 1 | 0.10 of 0.8 | 2 |" in page
+    held(receipt(not_run={"fla": "fla is not installed"}))
+    page = gpu_page.render(tmp_path / "none.json")
+    assert "| best peer | 20.00 | not run |" in page
+    assert "fla not run" in page
+
+
+def test_sections_of_other_programs(held, tmp_path):
+    held(receipt())
+    run = {"command": "python -m x", "date": "2026-11-30", "device": "H200", "versions": {}}
+    step = {"step_ms": 3.0, "low_ms": 2.9, "high_ms": 3.1, "graph_ms": 2.5, "floor_ms": 1.5}
+    entries = {
+        "kimi_linear_48b": {
+            **run,
+            "weight_bytes": 98 * 10**9,
+            "loaded_s": 20.0,
+            "steps": {"1": {**step, "bytes": 6 * 10**9, "portable_sites": []}},
+        },
+        "nano_on_gpu": {
+            **run,
+            "problems": 200,
+            "gpu_right": 198,
+            "cpu_right": 199,
+            "paired_p": 1.0,
+            "equal_texts": 0.99,
+            "widest_fork_ulps": 1.5,
+            "forks": [{"problem": 3, "position": 7, "margin": 0.01, "ulps": 1.5}],
+            "decode_calls": {"head:lm_head:triton": 3, "route:route:reference": 2},
+            "portable_sites": ["route:route:reference"],
+        },
+    }
+    results = tmp_path / "h200.json"
+    results.write_text(json.dumps(entries))
+    page = gpu_page.render(results)
+    assert "| 1 | 3.000 (2.900..3.100) | 2.500 | 1.500 | 6.00 | none |" in page
+    assert "| 3 | 7 | 0.0100 | 1.50 |" in page
+    assert "1 certified implementations and 1 portable ones: route:route:reference" in page
+
+
+@pytest.mark.parametrize("plot", gpu_page.PLOT_BUILDERS)
+def test_plots_are_svg_with_a_mark_per_cell(held, plot):
+    held(receipt(peers_us={"fla": 16.0}))
+    root = ElementTree.fromstring(gpu_page.PLOT_BUILDERS[plot]())
+    marks = root.findall("{http://www.w3.org/2000/svg}circle")
+    assert len(marks) == (1 if plot == "roof" else 2)
+
+
+def test_axes():
+    axis = svg.Axis(10, 1000, logarithmic=True)
+    assert [axis.at(value) for value in (1, 10, 100, 1e6)] == [0, 0, pytest.approx(0.5), 1]
+    assert axis.ticks() == pytest.approx([10, 100, 1000])
+    assert svg.Axis(0, 110).ticks() == [0, 20, 40, 60, 80, 100]
