@@ -25,13 +25,10 @@ ACTIVATION = Activation("situ", 4.0, 25.0)
 BITS_PER_WEIGHT = 8 * (16 + 1) / mxfp4.BLOCK
 """Codes and scales, without what tiles are padded with."""
 CONFIGS = {
-    "no loop": Config(programs=1 << 20),
-    "no loop, free": Config(programs=1 << 20, registers=None),
-    "64 registers": Config(),
-    "free registers": Config(registers=None),
-    "192 programs": Config(programs=192),
-    "768 programs": Config(programs=768),
-    "4 warps": Config(warps=4),
+    "few": Config(programs=384, warps=8, registers=None),
+    "many": Config(programs=192, warps=4, registers=64),
+    "many, 384": Config(programs=384, warps=4, registers=64),
+    "many, free": Config(programs=192, warps=4, registers=None),
 }
 
 
@@ -116,7 +113,7 @@ def measure(case: Case, quick: bool, rounds: int) -> dict[str, Timing]:
     z = [
         torch.randn(case.tokens, LATENT, device="cuda", dtype=torch.bfloat16) for _ in range(calls)
     ]
-    hidden = gate_up(z[0], slots[0], packed, ACTIVATION)
+    hidden = gate_up(z[0], slots[0], packed, ACTIVATION, CONFIGS["few"])
     configs = dict(list(CONFIGS.items())[: 2 if quick else None])
     graphs: dict[str, Callable[[], object]] = {}
 
@@ -133,7 +130,7 @@ def measure(case: Case, quick: bool, rounds: int) -> dict[str, Timing]:
             both = {"ids_early": early, "config": config}
             add(f"{head}: whole", lambda x, s, o=both: few_tokens(x, s, packed, ACTIVATION, **o))
             add(f"{head}: FC1", lambda x, s, o=both: gate_up(x, s, packed, ACTIVATION, **o))
-        add(f"{name}: FC2", lambda _, s, o=config: down(hidden, s, packed, LATENT, config=o))
+        add(f"{name}: FC2", lambda _, s, o=config: down(hidden, s, packed, LATENT, o))
     timings = interleave(graphs, rounds=rounds, device="cuda")
     return {name: timing.per(calls) for name, timing in timings.items()}
 

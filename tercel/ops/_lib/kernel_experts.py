@@ -44,13 +44,25 @@ class Activation(NamedTuple):
 class Config(NamedTuple):
     """How the two launches are cut into programs."""
 
-    programs: int = 384
-    """Of FC1 per token, before a program takes a second slot: every layout of Kimi K3 has so many
-    on average."""
-    warps: int = 8
+    programs: int
+    """Of FC1 per token, before a program takes a second slot. Every layout of Kimi K3 has 384
+    columns times local slots on average."""
+    warps: int
     """Of FC2: they share the slots of a token."""
-    registers: int | None = 64
-    """Per thread, at most: 32 warps then fit a multiprocessor."""
+    registers: int | None
+    """Per thread, at most: with 64, 32 warps fit a multiprocessor."""
+
+
+CONFIGS: tuple[tuple[int, Config], ...] = (
+    (2, Config(programs=384, warps=8, registers=None)),
+    (1 << 30, Config(programs=192, warps=4, registers=64)),
+)
+"""The first row whose limit on tokens holds decides; benchmarks/experts.py measures them.
+One token is bound by latency, which spilled registers lengthen; many by how many warps there are."""
+
+
+def choose(tokens: int) -> Config:
+    return next(config for most, config in CONFIGS if tokens <= most)
 
 
 def few_tokens(
@@ -60,15 +72,16 @@ def few_tokens(
     activation: Activation,
     *,
     ids_early: bool = False,
-    config: Config = Config(),  # noqa: B008
+    config: Config | None = None,
 ) -> torch.Tensor:
     """The weighted sum of the chosen experts [T, L]; `weights` in the packed form.
 
     Args:
         ids_early: FC1 reads the ids before it waits for the previous launch.
     """
-    hidden = gate_up(z, slots, weights, activation, ids_early=ids_early, config=config)
-    return down(hidden, slots, weights, z.shape[1], config=config)
+    config = config or choose(len(z))
+    hidden = gate_up(z, slots, weights, activation, config, ids_early=ids_early)
+    return down(hidden, slots, weights, z.shape[1], config)
 
 
 def gate_up(
@@ -76,9 +89,9 @@ def gate_up(
     slots: Slots,
     weights: tuple[torch.Tensor | None, ...],
     activation: Activation,
+    config: Config,
     *,
     ids_early: bool = False,
-    config: Config = Config(),  # noqa: B008
 ) -> torch.Tensor:
     """FC1: [T * k, I] activated; slots of experts elsewhere are not written."""
     matrix, scales = weights[:2]
@@ -112,8 +125,7 @@ def down(
     slots: Slots,
     weights: tuple[torch.Tensor | None, ...],
     latent: int,
-    *,
-    config: Config = Config(),  # noqa: B008
+    config: Config,
 ) -> torch.Tensor:
     """FC2 and the weighted sum over a token's slots."""
     matrix, scales = weights[2:4]
@@ -466,63 +478,16 @@ def _gate_up_tiles(
         cuda.gdc_launch_dependents()
     slots = _local_slots(ids + token * CHOSEN, first_expert, experts, CHOSEN)
     slots = _without_first(slots, tl.program_id(1), CHAINS - 1)
-    # Most programs have one slot, which outside of the loop needs fewer registers.
-    if slots != 0:
+    while slots != 0:
         _gate_up_slot(
             z, ids, words, scales, hidden, first_expert, token * CHOSEN + _first(slots),
             column, CHOSEN, WIDTH, LATENT, EXACT, SILU, BETA, LINEAR_BETA, EARLY,
             PARTS, GROUPS, LOADS, OCTETS,
         )  # fmt: skip
-    if CHAINS < CHOSEN:
         slots = _without_first(slots, CHAINS, CHAINS)
-        while slots != 0:
-            _gate_up_slot(
-                z, ids, words, scales, hidden, first_expert, token * CHOSEN + _first(slots),
-                column, CHOSEN, WIDTH, LATENT, EXACT, SILU, BETA, LINEAR_BETA, EARLY,
-                PARTS, GROUPS, LOADS, OCTETS,
-            )  # fmt: skip
-            slots = _without_first(slots, CHAINS, CHAINS)
     if EARLY:
         cuda.gdc_wait()
         cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def _down_slots(
-    hidden, ids, weights, words, scales, first_expert, token, slots, column,
-    act: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    WIDTH: tl.constexpr,
-    LATENT: tl.constexpr,
-    EXACT: tl.constexpr,
-    PARTS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    LOADS: tl.constexpr,
-    OCTETS: tl.constexpr,
-    SLOTS: tl.constexpr,
-):  # fmt: skip
-    """[8, 2] fp32: what the first of `slots`, at most SLOTS, add to 16 elements of y."""
-    row = tl.arange(0, SLOTS * PARTS * 32)
-    word = tl.arange(0, 4)
-    part = row % (PARTS * 32) // 32
-    lane = (part * (LOADS * 128) + row % 32 * 4)[:, None] + word[None, :]
-    scale_lane = (part * (OCTETS * 128) + row % 32 * 4)[:, None] + word[None, :]
-    own = _without_first(slots + 0 * row[:, None], row[:, None] // (PARTS * 32), SLOTS - 1)
-    live = own != 0
-    slot = token * CHOSEN + _first(own)
-    expert = tl.load(ids + slot, mask=live, other=first_expert) - first_expert
-    tile = expert * (LATENT // 16) + column  # i64, as the ids are
-    held = _words(words + (tile * (PARTS * LOADS * 128) + lane), LOADS, live)
-    held_scales = _scales(scales + (tile * (PARTS * OCTETS * 128) + scale_lane), OCTETS, live)
-    cuda.gdc_wait()  # hidden is the previous kernel's
-    sums = _tile_sums(
-        held, held_scales, hidden + slot * WIDTH, live,
-        SLOTS, PARTS, GROUPS, LOADS, OCTETS, WIDTH, EXACT,
-    )  # fmt: skip
-    index = tl.arange(0, SLOTS)
-    left = _without_first(slots + 0 * index, index, SLOTS - 1)
-    share = tl.load(weights + token * CHOSEN + _first(left), mask=left != 0, other=0.0)
-    return tl.sum(sums.to(act).to(tl.float32) * share[:, None, None], 0)
 
 
 @triton.jit
@@ -550,18 +515,32 @@ def _down_tiles(
     cuda.gdc_launch_dependents()
     # FC1 waits before it lets this kernel start, so that the ids are there.
     slots = _local_slots(ids + token * CHOSEN, first_expert, experts, CHOSEN)
+    row = tl.arange(0, SLOTS * PARTS * 32)
+    word = tl.arange(0, 4)
+    in_part = row % (PARTS * 32)
+    lane = (in_part // 32 * (LOADS * 128) + row % 32 * 4)[:, None] + word[None, :]
+    scale_lane = (in_part // 32 * (OCTETS * 128) + row % 32 * 4)[:, None] + word[None, :]
     act: tl.constexpr = y.dtype.element_ty
-    total = _down_slots(
-        hidden, ids, weights, words, scales, first_expert, token, slots, column, act,
-        CHOSEN, WIDTH, LATENT, EXACT, PARTS, GROUPS, LOADS, OCTETS, SLOTS,
-    )  # fmt: skip
-    slots = _without_first(slots, SLOTS, SLOTS)
+    total = tl.zeros((8, 2), tl.float32)
     while slots != 0:
-        total += _down_slots(
-            hidden, ids, weights, words, scales, first_expert, token, slots, column, act,
-            CHOSEN, WIDTH, LATENT, EXACT, PARTS, GROUPS, LOADS, OCTETS, SLOTS,
+        own = _without_first(slots + 0 * row[:, None], row[:, None] // (PARTS * 32), SLOTS - 1)
+        live = own != 0
+        slot = token * CHOSEN + _first(own)
+        expert = tl.load(ids + slot, mask=live, other=first_expert) - first_expert
+        tile = expert * (LATENT // 16) + column  # i64, as the ids are
+        held = _words(words + (tile * (PARTS * LOADS * 128) + lane), LOADS, live)
+        held_scales = _scales(scales + (tile * (PARTS * OCTETS * 128) + scale_lane), OCTETS, live)
+        cuda.gdc_wait()  # hidden is the previous kernel's
+        sums = _tile_sums(
+            held, held_scales, hidden + slot * WIDTH, live,
+            SLOTS, PARTS, GROUPS, LOADS, OCTETS, WIDTH, EXACT,
         )  # fmt: skip
+        index = tl.arange(0, SLOTS)
+        left = _without_first(slots + 0 * index, index, SLOTS - 1)
+        share = tl.load(weights + token * CHOSEN + _first(left), mask=left != 0, other=0.0)
+        total += tl.sum(sums.to(act).to(tl.float32) * share[:, None, None], 0)
         slots = _without_first(slots, SLOTS, SLOTS)
+    cuda.gdc_wait()
     element = column * 16 + tl.arange(0, 2)[None, :] * 8 + tl.arange(0, 8)[:, None]
     tl.store(y + token * LATENT + element, total.to(act))
 

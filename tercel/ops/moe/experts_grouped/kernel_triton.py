@@ -36,13 +36,17 @@ class Config(NamedTuple):
     stages: int = 3
 
 
+CONFIGS: tuple[tuple[int, Config], ...] = (
+    (16, Config(rows=32, columns=64, warps=4, stages=4)),
+    (128, Config(rows=64, columns=64, warps=4, stages=4)),
+    (1 << 30, Config(rows=128, columns=64, warps=4, stages=3)),
+)
+"""The first row whose limit on slots per expert, if all were here, holds a call decides;
+benchmarks/experts_prefill.py measures them."""
+
+
 def choose(slots_per_expert: float) -> Config:
-    """By how many slots an expert of this rank would have if all were here."""
-    if slots_per_expert <= 16:
-        return Config(16, 128, 4, 4)
-    if slots_per_expert <= 64:
-        return Config(32, 128, 4, 4)
-    return Config(128, 128, 8, 3) if slots_per_expert > 192 else Config(64, 128, 4, 4)
+    return next(config for most, config in CONFIGS if slots_per_expert <= most)
 
 
 def experts_grouped(
@@ -249,16 +253,17 @@ def _scaled(register, byte, act: tl.constexpr, EXACT: tl.constexpr):
     if EXACT:
         big: tl.constexpr = 2.0**126
         scale = (byte << 23).to(tl.float32, bitcast=True)
-        low = (register << 16).to(tl.float32, bitcast=True)
-        high = (register & -65536).to(tl.float32, bitcast=True)
-        return (low * big * scale).to(act), (high * big * scale).to(act)
-    power = byte + 63 << 7
-    both = tl.inline_asm_elementwise(
-        "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [register, power << 16 | power], tl.int32,
-        is_pure=True, pack=1,
-    )  # fmt: skip
-    low = both.to(tl.int16).to(tl.bfloat16, bitcast=True)
-    return low, (both >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+        low = ((register << 16).to(tl.float32, bitcast=True) * big * scale).to(act)
+        high = ((register & -65536).to(tl.float32, bitcast=True) * big * scale).to(act)
+    else:
+        power = byte + 63 << 7
+        both = tl.inline_asm_elementwise(
+            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [register, power << 16 | power], tl.int32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+        low = both.to(tl.int16).to(tl.bfloat16, bitcast=True)
+        high = (both >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return low, high
 
 
 @triton.jit

@@ -11,6 +11,7 @@ from tercel.contract.check import (
     check_roundings,
     draw,
 )
+from tercel.contract.check import packed as packed_arguments
 from tercel.ops.moe.experts_grouped import CONTRACT, experts_grouped
 from tercel.ops.moe.route_quantize.reference import route_quantize
 from tests.interpreter import INTERPRETED, REASON
@@ -199,7 +200,8 @@ class TestTriton:
         generator = torch.Generator().manual_seed(0)
         logits, bias = (torch.randn(n, generator=generator) for n in ((5, 6), (6,)))
         ids, weights, *_ = route_quantize(logits, bias, arguments["z"], top_k=2, scaling=2.5)
-        run = experts_grouped.using("triton")
         routed = {**arguments, "ids": ids, "weights": weights}
-        ours, expected = run(**routed), experts_grouped(**routed)
+        kernel = experts_grouped.implementation("triton")
+        ours = kernel.run(**packed_arguments(experts_grouped, kernel, routed, torch.bfloat16))
+        expected = experts_grouped(**routed)
         torch.testing.assert_close(ours, expected, rtol=0.02, atol=0.02)
