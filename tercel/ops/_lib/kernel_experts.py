@@ -58,7 +58,7 @@ CONFIGS: tuple[tuple[int, Config], ...] = (
     (1 << 30, Config(programs=192, warps=4, registers=64)),
 )
 """The first row whose limit on tokens holds decides; benchmarks/experts.py measures them.
-One token is bound by latency, which spilled registers lengthen; many by how many warps there are."""
+One token is bound by latency, which spilled registers lengthen; many by the number of warps."""
 
 
 def choose(tokens: int) -> Config:
