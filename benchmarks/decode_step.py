@@ -93,6 +93,7 @@ def time_steps(llm: LLM, batch: int) -> dict[str, Any]:
     }
 
 
+@torch.inference_mode()
 def graph_ms(llm: LLM, batch: int) -> float | None:
     """The graph of a step alone, all rows at the sinks; None where steps run op by op."""
     graphs = llm.engine._runner._graphs  # type: ignore[attr-defined]

@@ -110,6 +110,18 @@ def fork_of(
     return Fork(problem, at, best - second, (best - second) / ulp)
 
 
+def logprob_difference(llm: LLM, prompt: list[int], oracle: Oracle) -> float:
+    """The largest over a few tokens: that the devices compute differently, and how much."""
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
+    text = llm.generate(prompt, params)
+    found = 0.0
+    for index, token in enumerate(text.logprobs):
+        logits = oracle.logits([*prompt, *text.token_ids[:index]])
+        exact = float(logits.double().log_softmax(-1)[token.token])
+        found = max(found, abs(token.logprob - exact))
+    return found
+
+
 def paired_p(cpu: Sequence[Answer], gpu: Sequence[Answer]) -> float:
     """Of McNemar's exact test: how likely are so uneven disagreements by chance."""
     first = sum(a.is_right and not b.is_right for a, b in zip(cpu, gpu, strict=True))
@@ -163,7 +175,8 @@ def main(
     with LLM(model, device=device, max_running=BATCH) as llm:
         _, gpu = ask(llm, problems)
         sites = decode_sites(llm, prompts[0])
-    oracle = Oracle(model)
+        oracle = Oracle(model)
+        difference = logprob_difference(llm, prompts[0], oracle)
     found = [fork_of(i, prompts[i], cpu[i], gpu[i], oracle) for i in range(problems)]
     forks = [fork for fork in found if fork is not None]
     result = {
@@ -174,6 +187,7 @@ def main(
         "equal_texts": 1 - len(forks) / problems,
         "forks": [vars(fork) for fork in forks],
         "widest_fork_ulps": max((fork.ulps for fork in forks), default=0.0),
+        "logprob_difference": difference,
         "decode_calls": sites,
         "portable_sites": sorted(key for key in sites if key.rpartition(":")[2] in PLAIN),
     }

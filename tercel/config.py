@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from tercel.errors import ConfigError, RequestError
 
@@ -134,6 +135,9 @@ class SamplingParams:
     """Randomness of this request; None: drawn at admission."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            raise RequestError("stop", f"write ({self.stop!r},): each string of a tuple is a stop")
+        _check_types(self)
         limits: tuple[tuple[str, float, float], ...] = (
             ("max_tokens", 1, _LARGEST),
             ("min_tokens", 0, self.max_tokens),
@@ -156,8 +160,6 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
                 raise RequestError("logit_bias", f"{bias} for token {token} is outside -100 .. 100")
-        if isinstance(self.stop, str):
-            raise RequestError("stop", f"write ({self.stop!r},): each string of a tuple is a stop")
         if len(self.stop) > MAX_STOPS:
             raise RequestError("stop", f"{len(self.stop)} strings are more than {MAX_STOPS}")
         if any(not text for text in self.stop):
@@ -192,3 +194,29 @@ def _check_choices(config: EngineConfig) -> None:
             raise ConfigError(
                 f"{name}={getattr(config, name)!r}; choose one of {', '.join(allowed)}"
             )
+
+
+def _check_types(params: SamplingParams) -> None:
+    """Raises RequestError where a value is not of the type that its field declares."""
+    for item in fields(params):
+        value, declared = getattr(params, item.name), item.type
+        if not _is_a(value, declared):
+            name = declared.__name__ if isinstance(declared, type) else declared
+            raise RequestError(item.name, f"{value!r} is not of type {name}")
+
+
+def _is_a(value: object, declared: Any) -> bool:
+    """Whether a value has a declared type. An integer is a number, True is none, and a list will
+    do for a tuple."""
+    kind, inner = get_origin(declared) or declared, get_args(declared)
+    if kind is UnionType:
+        return any(_is_a(value, each) for each in inner)
+    if kind is tuple:
+        return isinstance(value, tuple | list) and all(_is_a(each, inner[0]) for each in value)
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(
+            _is_a(key, inner[0]) and _is_a(each, inner[1]) for key, each in value.items()
+        )
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, int | float if kind is float else kind)

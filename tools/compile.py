@@ -1,32 +1,35 @@
-"""Cross-compiles every Triton kernel for every GPU architecture, with no GPU: `make compile`.
+"""Cross-compiles every kernel for every GPU architecture, with no GPU: `make compile`.
 
-Each launch that an op makes at its cells is compiled instead of run, so nothing is listed twice.
-One process per architecture: an instruction that the compiler cannot select ends the process.
-Writes docs/compiled.md and receipts that say compiled; with --check, says whether the code still is
-what the page says.
+Each launch that an op makes at its cells is compiled instead of run, so nothing is listed twice;
+ops whose source and cells are those of the page are not compiled again. Writes docs/compiled.md and
+receipts that say compiled. With --check, says whether the page is of the present source, and
+compiles one cell of each kernel for every architecture to see that the code still is the page's.
 """
 
 import argparse
 import datetime
 import hashlib
-import json
 import os
+import re
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tercel.contract import Cell, Op
-from tercel.contract.certify import bench_of, tool_versions
+from tercel.contract import PLAIN, Cell
+from tercel.contract.certify import Subject, tool_versions
+from tercel.contract.check import packed
 from tercel.contract.contract import DTYPES
 from tercel.contract.receipt import Receipt, Status, content_hash, status, write_receipts
+from tercel.contract.workers import run_jobs
 from tercel.core.arch import Arch
 from tercel.ops.catalog import catalog
 
@@ -35,13 +38,21 @@ TARGETS = {Arch.SM_90: 90, Arch.SM_100: 100, Arch.SM_103: 103, Arch.SM_107: 107}
 SPILL_BYTES = {("_select", arch): 64 for arch in TARGETS}
 """(kernel, architecture) to the bytes that it may spill; otherwise none. The selection
 loads its rows far ahead of their use."""
+JOB_S = 1200.0
+"""One kernel on one architecture, on a busy machine."""
 HEADER = """<!-- Written by tools/compile.py; run `make compile`. -->
 # Compiled kernels
 
-Triton {version}. One line per machine code: what the launches of an op's cells need in bf16.
+Triton {version}. One line per machine code: what the launches of an op's cells need in bf16, and
+what they may spill. Source: the hash of an implementation's source and cells.
 
-| op | kernel | build | arch | registers | spilled bytes | shared bytes | code |
-|---|---|---|---|---|---|---|---|
+| implementation | source |
+|---|---|
+{sources}
+
+| op | kernel | build | arch | registers | spilled bytes | allowed | shared bytes | code |
+|---|---|---|---|---|---|---|---|---|
+{builds}
 """
 
 
@@ -50,23 +61,36 @@ class Build:
     """One kernel, compiled."""
 
     op: str
+    """Op and implementation."""
     kernel: str
     build: str
     """Compile-time arguments and warps."""
     arch: str
     registers: int
     spilled: int
+    allowed: int
     shared: int
     code: str
     """Hash of the machine code."""
 
     @property
     def line(self) -> str:
-        return "| " + " | ".join(str(value) for value in asdict(self).values()) + " |"
+        return "| " + " | ".join(str(getattr(self, item.name)) for item in fields(self)) + " |"
 
-    @property
-    def allowed(self) -> int:
-        return SPILL_BYTES.get((self.kernel, Arch(self.arch)), 0)
+    @classmethod
+    def of_line(cls, line: str) -> "Build":
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        values = [int(c) if f.type is int else c for f, c in zip(fields(cls), cells, strict=True)]
+        return cls(*values)
+
+
+@dataclass(frozen=True)
+class CompileJob:
+    """An implementation's cells for one architecture."""
+
+    subject: Subject
+    arch: Arch
+    cells: tuple[Cell, ...]
 
 
 class Shapes:
@@ -83,23 +107,36 @@ class Shapes:
         return self._empty(count, dtype="i64")
 
 
-def builds(arch: Arch) -> list[Build]:
-    """Everything that the catalog's Triton kernels launch on `arch`, each machine code once."""
-    found: dict[str, Build] = {}
-    for op, cell in _cells():
-        arguments = op.arguments(**op.contract.inputs(cell, Shapes()))
-        for kernel, build, compiled in _launched(op.implementation("triton").run, arguments, arch):
+def compile_job(job: CompileJob) -> list[Build]:
+    """Everything that an op launches at the cells, each machine code once."""
+    op, name = job.subject.op, job.subject.implementation
+    implementation, found = op.implementation(name), {}
+    for cell in job.cells:
+        drawn = op.arguments(**op.contract.inputs(cell, Shapes()))
+        arguments = packed(op, implementation, drawn, torch.bfloat16)
+        for kernel, build, compiled in _launched(implementation.run, arguments, job.arch):
             if compiled.hash not in found:
-                resources = _resources(compiled)
-                found[compiled.hash] = Build(op.name, kernel, build, arch.value, *resources)
+                registers, spilled, shared, code = _resources(compiled)
+                allowed = SPILL_BYTES.get((kernel, job.arch), 0)
+                sizes = (registers, spilled, allowed, shared)
+                named = (str(job.subject), kernel, build, job.arch.value)
+                found[compiled.hash] = Build(*named, *sizes, code)
     return list(found.values())
 
 
-def _cells() -> Iterator[tuple[Op[..., Any], Cell]]:
+def subjects() -> Iterator[Subject]:
+    """Every kernel of the catalog."""
     for op in catalog().values():
-        if "triton" in op.implementations:
-            for cell in (*op.contract.cells, *bench_of(op).cells):
-                yield op, cell
+        for name in op.implementations:
+            if name not in PLAIN:
+                yield Subject.of(op, name)
+
+
+def source_of(subject: Subject) -> str:
+    """Changes with whatever decides what is compiled."""
+    cells = " ".join(map(str, subject.cells()))
+    text = f"{content_hash(subject.op, subject.implementation)} {cells}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _launched(
@@ -116,7 +153,7 @@ def _launched(
             return GPUTarget("cuda", TARGETS[arch], 32)
 
         def get_current_device(self) -> int:
-            return 0
+            return TARGETS[arch]  # one of its own: kernels keep their code by device
 
         def get_current_stream(self, device: int) -> int:
             return 0
@@ -170,35 +207,63 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def _environment() -> dict[str, str]:
-    """Compiled, not interpreted, and with the fusion of multiply and add that GPUs run with."""
-    kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return {**kept, "TRITON_DEFAULT_FP_FUSION": "1", "PYTHONPATH": str(PAGE.parents[1])}
+def compiled(jobs: Sequence[CompileJob]) -> list[Build]:
+    """The builds of all jobs, compiled in as many processes as there are cores. An instruction that
+    the compiler cannot select ends its process."""
+    os.environ.update(TRITON_DEFAULT_FP_FUSION="1")  # as GPUs run with
+    os.environ.pop("TRITON_INTERPRET", None)
+    deadline, found, problems = time.monotonic() + 10 * JOB_S, [], []
+    processes = os.cpu_count() or 1
+    for done in run_jobs(compile_job, jobs, processes=processes, deadline=deadline, job_s=JOB_S):
+        if done.result is None:
+            problems.append(f"{done.job.subject} for {done.job.arch}: {done.problem}")
+        else:
+            found += done.result
+    if problems:
+        raise SystemExit("\n".join(problems))
+    return found
 
 
-def _of_every_arch() -> list[Build]:
-    found = []
-    for arch in TARGETS:
-        command = [sys.executable, __file__, "--arch", arch.value]
-        result = subprocess.run(
-            command, capture_output=True, text=True, check=False, env=_environment()
-        )
-        if result.returncode != 0:
-            raise SystemExit(f"{arch}: the compiler failed\n{result.stderr[-4000:]}")
-        found += [Build(**entry) for entry in json.loads(result.stdout)]
-    return sorted(found, key=lambda build: (build.op, build.kernel, build.build))
+def jobs_of(chosen: Iterable[Subject], *, first_cell_only: bool = False) -> list[CompileJob]:
+    return [
+        CompileJob(subject, arch, subject.cells()[: 1 if first_cell_only else None])
+        for subject in chosen
+        for arch in TARGETS
+        if arch in subject.op.implementation(subject.implementation).archs
+    ]
 
 
-def _write_receipts() -> None:
+def read_page() -> tuple[dict[str, str], list[Build]]:
+    """(implementation to source, builds) of the page; empty where another Triton wrote it."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    if f"Triton {version('triton')}." not in text:
+        return {}, []
+    sources = dict(re.findall(r"^\| (\w+ \w+) \| ([0-9a-f]{16}) \|$", text, re.MULTILINE))
+    rows = [line for line in text.splitlines() if line.count(" | ") == len(fields(Build)) - 1]
+    return sources, [Build.of_line(line) for line in rows[1:]]
+
+
+def write_page(sources: Mapping[str, str], builds: Iterable[Build]) -> None:
+    ordered = sorted(builds, key=lambda build: (build.op, build.kernel, build.build, build.arch))
+    text = HEADER.format(
+        version=version("triton"),
+        sources="\n".join(f"| {name} | {source} |" for name, source in sorted(sources.items())),
+        builds="\n".join(build.line for build in ordered),
+    )
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def write_compiled_receipts(chosen: Iterable[Subject]) -> None:
     """Says of each kernel that it compiles, except where it has run."""
-    for op in dict.fromkeys(op for op, _ in _cells()):
+    for subject in chosen:
+        op, name = subject.op, subject.implementation
         new = [
             Receipt(
                 op=op.name,
-                implementation="triton",
+                implementation=name,
                 arch=arch,
                 world_size=1,
-                content_hash=content_hash(op, "triton"),
+                content_hash=content_hash(op, name),
                 ran=False,
                 device="",
                 versions=tool_versions(),
@@ -206,32 +271,55 @@ def _write_receipts() -> None:
                 date=datetime.datetime.now(datetime.UTC).date().isoformat(),
             )
             for arch in TARGETS
-            if status(op, "triton", arch) != Status.CERTIFIED
+            if arch in op.implementation(name).archs and status(op, name, arch) != Status.CERTIFIED
         ]
         write_receipts(op, new)
 
 
+def check() -> list[str]:
+    """What the page says that is not so."""
+    sources, builds = read_page()
+    present = {str(subject): source_of(subject) for subject in subjects()}
+    problems = [
+        f"{name}: its source or cells have changed"
+        for name in {**present, **sources}
+        if present.get(name) != sources.get(name)
+    ]
+    written = set(builds)
+    if not problems:
+        again = compiled(jobs_of(subjects(), first_cell_only=True))
+        problems = [f"compiles to other code: {b.line}" for b in again if b not in written]
+    return problems + _spilling(builds)
+
+
+def _spilling(builds: Iterable[Build]) -> list[str]:
+    return [f"spills too much: {b.line}" for b in builds if b.spilled > b.allowed]
+
+
+def update(every: bool) -> list[str]:
+    """Brings the page and the receipts up to date; what is wrong with the code."""
+    sources, builds = ({}, []) if every else read_page()
+    present = {subject: source_of(subject) for subject in subjects()}
+    changed = [s for s, source in present.items() if sources.get(str(s)) != source]
+    names = {str(subject) for subject in changed}
+    kept = [b for b in builds if b.op not in names and b.op in set(map(str, present))]
+    builds = kept + compiled(jobs_of(changed))
+    spilling = _spilling(builds)
+    if not spilling:
+        write_page({str(s): source for s, source in present.items()}, builds)
+        write_compiled_receipts(changed)
+    return spilling
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--arch", type=Arch, help="compile for one architecture, print JSON")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if different")
+    parser.add_argument("--all", action="store_true", help="also what has not changed")
     options = parser.parse_args()
-    if options.arch:
-        print(json.dumps([asdict(build) for build in builds(options.arch)]))
-        return 0
-    found = _of_every_arch()
-    text = HEADER.format(version=version("triton")) + "\n".join(b.line for b in found) + "\n"
-    spilling = [build.line for build in found if build.spilled > build.allowed]
-    if spilling:
-        print("spills more than allowed:\n" + "\n".join(spilling), file=sys.stderr)
-        return 1
-    if options.check:
-        current = PAGE.exists() and PAGE.read_text(encoding="utf-8") == text
-        print("current" if current else f"{PAGE.name} is not current; run `make compile`")
-        return 0 if current else 1
-    PAGE.write_text(text, encoding="utf-8")
-    _write_receipts()
-    return 0
+    problems = check() if options.check else update(options.all)
+    if problems:
+        print("\n".join([*problems, "run `make compile`"]), file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -35,12 +35,18 @@ class Done(Generic[Job, Result]):
 
 
 def run_jobs(
-    function: Callable[[Job], Result], jobs: Sequence[Job], *, processes: int, deadline: float
+    function: Callable[[Job], Result],
+    jobs: Sequence[Job],
+    *,
+    processes: int,
+    deadline: float,
+    job_s: float = JOB_S,
 ) -> Iterator[Done[Job, Result]]:
     """Ends of `jobs` as they come. `function` and jobs are importable and picklable; `deadline` is
-    in seconds of time.monotonic, and what is not done by then ends with a problem."""
+    in seconds of time.monotonic, and what is not done by then, or takes longer than `job_s`, ends
+    with a problem."""
     waiting = deque(jobs)
-    workers = [_Worker(function) for _ in range(min(processes, len(jobs)))]
+    workers = [_Worker(function, job_s) for _ in range(min(processes, len(jobs)))]
     try:
         while waiting or any(worker.job is not None for worker in workers):
             for worker in workers:
@@ -56,7 +62,7 @@ def run_jobs(
                     yield worker.give_up(
                         "no time was left"
                         if time.monotonic() >= deadline
-                        else f"did not end within {JOB_S:.0f} s"
+                        else f"did not end within {job_s:.0f} s"
                     )
             if time.monotonic() >= deadline:
                 for job in waiting:
@@ -70,8 +76,9 @@ def run_jobs(
 class _Worker(Generic[Job, Result]):
     """A process that runs jobs one after the other; it is started anew after an unknown error."""
 
-    def __init__(self, function: Callable[[Job], Result]) -> None:
+    def __init__(self, function: Callable[[Job], Result], job_s: float) -> None:
         self._function = function
+        self._job_s = job_s
         self._process: BaseProcess | None = None
         self.pipe: Connection
         self.job: Job | None = None
@@ -86,7 +93,7 @@ class _Worker(Generic[Job, Result]):
             )
             self._process.start()
             theirs.close()
-        self.job, self.limit = job, time.monotonic() + JOB_S
+        self.job, self.limit = job, time.monotonic() + self._job_s
         self.pipe.send(job)
 
     def finish(self) -> Done[Job, Result]:

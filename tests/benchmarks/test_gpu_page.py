@@ -81,6 +81,7 @@ def test_sections_of_other_programs(held, tmp_path):
             "paired_p": 1.0,
             "equal_texts": 0.99,
             "widest_fork_ulps": 1.5,
+            "logprob_difference": 0.01,
             "forks": [{"problem": 3, "position": 7, "margin": 0.01, "ulps": 1.5}],
             "decode_calls": {"head:lm_head:triton": 3, "route:route:reference": 2},
             "portable_sites": ["route:route:reference"],

@@ -12,7 +12,7 @@ Source: Kimi K3 modeling_kimi_linear.py, the decoder layer with attention residu
 from collections.abc import Mapping
 from typing import Any
 
-from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
+from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 from tercel.ops.norm.attn_res.contract import BANK, PREFIX, selection_cost, selection_inputs
 
@@ -68,4 +68,9 @@ CONTRACT = Contract(
         "normed": NEXT,
         "mixture": NEXT,
     },
+    hazards=(
+        Hazard(
+            "early_read", "weights are read before the wait", ("res_norm", "res_proj", "weight")
+        ),
+    ),
 )

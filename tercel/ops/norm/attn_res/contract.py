@@ -12,7 +12,7 @@ Source: Kimi K3 modeling_kimi_linear.py, the attention-residual selection.
 from collections.abc import Mapping
 from typing import Any
 
-from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
+from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 
 BANK = Arg("S T N", layout="rows")
@@ -74,4 +74,5 @@ CONTRACT = Contract(
         why="one rounding of half an ulp, doubled where a row's largest element sits just above a "
         "power of two; fp32 scores are sums of up to 7168 terms, and their error moves the shares",
     ),
+    hazards=(Hazard("early_read", "weights are read before the wait", ("res_norm", "res_proj")),),
 )

@@ -11,7 +11,7 @@ Source: Kimi K3 modeling_kimi_linear.py, the attention-residual selection and Ki
 from collections.abc import Mapping
 from typing import Any
 
-from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
+from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 from tercel.ops.norm.attn_res.contract import BANK, PREFIX, selection_cost, selection_inputs
 
@@ -57,5 +57,10 @@ CONTRACT = Contract(
         fp32_rms_ulps=40,
         why="three roundings of half an ulp: mixture, normalised row, product; fp32 scores as in "
         "attn_res",
+    ),
+    hazards=(
+        Hazard(
+            "early_read", "weights are read before the wait", ("res_norm", "res_proj", "weight")
+        ),
     ),
 )
