@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tercel.blocks.sites import WEIGHTS, SiteTable, sites, table
+from tercel.blocks.sites import WEIGHTS, Sites, SiteTable, sites, table
 from tercel.contract import PLAIN, Implementation, Op
 from tercel.contract.receipt import Status, status
 from tercel.core.arch import Arch
@@ -62,6 +62,14 @@ def _agree_on_forms(binding: dict[StepClass, dict[str, Bound]], arch: Arch) -> N
                 )
 
 
+def bind_sites(row: TargetRow, arch: Arch, wanted: Sites) -> dict[str, Bound]:
+    """Sites of a drafter, for which rows name no implementations: those of `portable` rows are
+    portable, those of all others the best certified ones."""
+    policy = row.policy if row.policy == "portable" else "best"
+    chosen = replace(row, policy=policy)
+    return {site: _choose(chosen, site, op, arch) for site, op in wanted.items()}
+
+
 def packs(binding: Binding, dtype: torch.dtype) -> dict[str, Callable[[Any], Any]]:
     """Weight field to what puts it into the form that the bound implementations read. All step
     classes of a site share one packed form."""
@@ -92,13 +100,13 @@ def _of_field(pack: Callable[..., Any], dtype: torch.dtype) -> Callable[[Any], A
     return apply
 
 
-def counted_table(bound: Mapping[str, Bound], counts: Counter[str]) -> SiteTable:
+def counted_table(bound: Mapping[str, Bound], counts: Counter[str], prefix: str = "") -> SiteTable:
     """The callables of one step class; each call adds to `counts`, which proves what ran."""
-    return table({site: _counted(site, item, counts) for site, item in bound.items()})
+    return table({site: _counted(prefix + site, item, counts) for site, item in bound.items()})
 
 
-def _counted(site: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any]:
-    run, key = bound.implementation.run, f"{site}:{bound.op.name}:{bound.implementation.name}"
+def _counted(name: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any]:
+    run, key = bound.implementation.run, f"{name}:{bound.op.name}:{bound.implementation.name}"
 
     def call(*args: Any, **kwargs: Any) -> Any:
         counts[key] += 1
