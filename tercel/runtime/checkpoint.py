@@ -23,6 +23,7 @@ from tercel.runtime.ranks import RANK_MAIN, Ranks
 from tercel.runtime.runner import OpenModel, ReportProgress, Runner
 from tercel.runtime.sampler import Sampler
 from tercel.runtime.tokenizer import Tokenizer
+from tercel.targets.binding import SAMPLE, counted
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
 from tercel.targets.program import Program
 from tercel.targets.state import CacheSizes, create_cache
@@ -135,10 +136,11 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
     unwritten = range(tokenizer.vocab_size, opened.model.vocab_size)
     program = plan.program(weights, groups)
     cache = create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device)
+    draw = counted(SAMPLE, plan.sampling, program.counts)
     return ModelRunner(
         program,
         cache,
-        Sampler(groups.tp, tokenizer.illegal_ids.union(unwritten), device),
+        Sampler(groups.tp, tokenizer.illegal_ids.union(unwritten), device, draw),
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,

@@ -24,13 +24,20 @@ class Sampler:
     What a row wants is read from the plan, so nothing but the drawn tokens comes to the host.
     """
 
-    def __init__(self, group: Group, illegal_ids: Iterable[int], device: torch.device) -> None:
-        """`illegal_ids` are never drawn: padding, input-only slots, ids without a token."""
+    def __init__(
+        self,
+        group: Group,
+        illegal_ids: Iterable[int],
+        device: torch.device,
+        draw: Callable[..., tuple[torch.Tensor, torch.Tensor]] = sample.portable.run,
+    ) -> None:
+        """`illegal_ids` are never drawn: padding, input-only slots, ids without a token. `draw` is
+        an implementation of sampling/sample."""
         self._group = group
         self._device = device
         # Bound once like the sites of a program: Limits and SamplingParams keep the contract, and
         # checking it again would take longer than a greedy draw.
-        self._draw: Callable[..., tuple[torch.Tensor, torch.Tensor]] = sample.portable.run
+        self._draw = draw
         self._illegal = self._integers(sorted(illegal_ids))
 
     def run(self, shard: torch.Tensor, draws: Draws) -> StepResult:
