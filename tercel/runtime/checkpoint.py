@@ -149,17 +149,11 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
     program = plan.program(weights, groups)
     forced = config.forced_acceptance
     cache = create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device)
-<<<<<<< HEAD
-    draw = counted(SAMPLE, plan.sampling, program.counts)
-    return ModelRunner(
-        program,
-        cache,
-        Sampler(groups.tp, tokenizer.illegal_ids.union(unwritten), device, draw),
-=======
     sampler = Sampler(
         groups.tp,
         tokenizer.illegal_ids.union(unwritten),
         device,
+        draw=counted(SAMPLE, plan.sampling, program.counts),
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
     )
@@ -170,7 +164,6 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
         program,
         cache,
         sampler,
->>>>>>> main
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,

@@ -59,20 +59,19 @@ def bind(
     }
 
 
-<<<<<<< HEAD
 def bind_sampling(row: TargetRow, arch: Arch, *, ordered: bool = False) -> Bound:
     """What draws tokens: not a site of a recipe, since it runs on gathered logits."""
     if row.policy == "portable" or ordered:
         return _bound(SAMPLE, sample, sample.portable, arch, "portable target")
     return _best(SAMPLE, sample, arch, {})
-=======
+
+
 def bind_sites(row: TargetRow, arch: Arch, wanted: Sites) -> dict[str, Bound]:
     """Sites of a drafter, for which rows name no implementations: those of `portable` rows are
     portable, those of all others the best certified ones."""
     policy = row.policy if row.policy == "portable" else "best"
     chosen = replace(row, policy=policy)
-    return {site: _choose(chosen, site, op, arch) for site, op in wanted.items()}
->>>>>>> main
+    return {site: _choose(chosen, site, op, arch, {}) for site, op in wanted.items()}
 
 
 def packs(binding: Binding, dtype: torch.dtype) -> dict[str, Callable[[Any], Any]]:
@@ -107,20 +106,12 @@ def _of_field(pack: Callable[..., Any], dtype: torch.dtype) -> Callable[[Any], A
 
 def counted_table(bound: Mapping[str, Bound], counts: Counter[str], prefix: str = "") -> SiteTable:
     """The callables of one step class; each call adds to `counts`, which proves what ran."""
-<<<<<<< HEAD
-    return table({site: counted(site, item, counts) for site, item in bound.items()})
+    return table({site: counted(prefix + site, item, counts) for site, item in bound.items()})
 
 
-def counted(site: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any]:
-    """The implementation, adding each call to `counts`."""
-    run, key = bound.implementation.run, f"{site}:{bound.op.name}:{bound.implementation.name}"
-=======
-    return table({site: _counted(prefix + site, item, counts) for site, item in bound.items()})
-
-
-def _counted(name: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any]:
+def counted(name: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any]:
+    """The implementation; each call adds to `counts`, under its site's `name`."""
     run, key = bound.implementation.run, f"{name}:{bound.op.name}:{bound.implementation.name}"
->>>>>>> main
 
     def call(*args: Any, **kwargs: Any) -> Any:
         counts[key] += 1
