@@ -176,8 +176,8 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
 def _graphs(opened: Opened, plan: Plan, program: Program, cache: ModelCache) -> GraphRunner | None:
     """The decode steps, captured; None where they run op by op."""
     config = opened.config
-    one_rank = plan.place.layout.world_size == 1
-    if opened.device.type != "cuda" or not one_rank or not config.decode_graphs:
+    plain = plan.place.layout.world_size == 1 and opened.drafter is None
+    if opened.device.type != "cuda" or not plain or not config.decode_graphs:
         return None
     longest = config.max_model_len or min(opened.model.max_position_embeddings, config.cache_tokens)
     sizes = step_sizes(config.max_running, -(-longest // config.page_size), plan.route.row.limits)
