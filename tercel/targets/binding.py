@@ -49,14 +49,35 @@ def bind(
     """
     if ordered and row.policy != "portable":
         raise ConfigError("sum_layout: only plain implementations keep one order; set mode=off")
+<<<<<<< HEAD
 
     def choose(site: str, op: Op[..., Any]) -> Bound:
         return _ordered(site, op, arch) if ordered else _choose(row, site, op, arch, refused or {})
 
     return {
         step_class: {site: choose(site, op) for site, op in sites(step_class).items()}
+=======
+    choose = _ordered if ordered else _choose
+    binding = {
+        step_class: {site: choose(row, site, op, arch) for site, op in sites(step_class).items()}
+>>>>>>> main
         for step_class in StepClass
     }
+    if row.policy != "named":
+        _agree_on_forms(binding, arch)
+    return binding
+
+
+def _agree_on_forms(binding: dict[StepClass, dict[str, Bound]], arch: Arch) -> None:
+    """Where step classes would read a site's weights in different packed forms, such as when only
+    one of two kernels is certified, all of them take the plain implementation."""
+    for site in WEIGHTS:
+        bounds = [bound[site] for bound in binding.values()]
+        if len({item.implementation.pack for item in bounds}) > 1:
+            for step_class, item in zip(binding, bounds, strict=True):
+                binding[step_class][site] = _bound(
+                    site, item.op, item.op.portable, arch, "other step classes lack its packed form"
+                )
 
 
 def bind_sampling(row: TargetRow, arch: Arch, *, ordered: bool = False) -> Bound:
