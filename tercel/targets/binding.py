@@ -49,18 +49,12 @@ def bind(
     """
     if ordered and row.policy != "portable":
         raise ConfigError("sum_layout: only plain implementations keep one order; set mode=off")
-<<<<<<< HEAD
 
     def choose(site: str, op: Op[..., Any]) -> Bound:
         return _ordered(site, op, arch) if ordered else _choose(row, site, op, arch, refused or {})
 
-    return {
-        step_class: {site: choose(site, op) for site, op in sites(step_class).items()}
-=======
-    choose = _ordered if ordered else _choose
     binding = {
-        step_class: {site: choose(row, site, op, arch) for site, op in sites(step_class).items()}
->>>>>>> main
+        step_class: {site: choose(site, op) for site, op in sites(step_class).items()}
         for step_class in StepClass
     }
     if row.policy != "named":

@@ -7,13 +7,9 @@ import pytest
 import torch
 
 from tercel.blocks.sites import SITES, sites
-<<<<<<< HEAD
 from tercel.config import EngineConfig
 from tercel.contract import PLAIN, Hazard, Implementation, Op
-=======
-from tercel.contract import Hazard, Implementation, Op
 from tercel.contract.check import draw
->>>>>>> main
 from tercel.contract.receipt import Status
 from tercel.core.arch import Arch
 from tercel.core.layout import Layout
