@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tercel.blocks.sites import WEIGHTS, SiteTable, sites, table
+from tercel.blocks.sites import WEIGHTS, Sites, SiteTable, sites, table
 from tercel.contract import PLAIN, Implementation, Op
 from tercel.contract.receipt import Status, status
 from tercel.core.arch import Arch
@@ -41,10 +41,33 @@ def bind(row: TargetRow, arch: Arch, *, ordered: bool = False) -> dict[StepClass
     if ordered and row.policy != "portable":
         raise ConfigError("sum_layout: only plain implementations keep one order; set mode=off")
     choose = _ordered if ordered else _choose
-    return {
+    binding = {
         step_class: {site: choose(row, site, op, arch) for site, op in sites(step_class).items()}
         for step_class in StepClass
     }
+    if row.policy != "named":
+        _agree_on_forms(binding, arch)
+    return binding
+
+
+def _agree_on_forms(binding: dict[StepClass, dict[str, Bound]], arch: Arch) -> None:
+    """Where step classes would read a site's weights in different packed forms, such as when only
+    one of two kernels is certified, all of them take the plain implementation."""
+    for site in WEIGHTS:
+        bounds = [bound[site] for bound in binding.values()]
+        if len({item.implementation.pack for item in bounds}) > 1:
+            for step_class, item in zip(binding, bounds, strict=True):
+                binding[step_class][site] = _bound(
+                    site, item.op, item.op.portable, arch, "other step classes lack its packed form"
+                )
+
+
+def bind_sites(row: TargetRow, arch: Arch, wanted: Sites) -> dict[str, Bound]:
+    """Sites of a drafter, for which rows name no implementations: those of `portable` rows are
+    portable, those of all others the best certified ones."""
+    policy = row.policy if row.policy == "portable" else "best"
+    chosen = replace(row, policy=policy)
+    return {site: _choose(chosen, site, op, arch) for site, op in wanted.items()}
 
 
 def packs(binding: Binding, dtype: torch.dtype) -> dict[str, Callable[[Any], Any]]:
@@ -77,13 +100,13 @@ def _of_field(pack: Callable[..., Any], dtype: torch.dtype) -> Callable[[Any], A
     return apply
 
 
-def counted_table(bound: Mapping[str, Bound], counts: Counter[str]) -> SiteTable:
+def counted_table(bound: Mapping[str, Bound], counts: Counter[str], prefix: str = "") -> SiteTable:
     """The callables of one step class; each call adds to `counts`, which proves what ran."""
-    return table({site: _counted(site, item, counts) for site, item in bound.items()})
+    return table({site: _counted(prefix + site, item, counts) for site, item in bound.items()})
 
 
-def _counted(site: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any]:
-    run, key = bound.implementation.run, f"{site}:{bound.op.name}:{bound.implementation.name}"
+def _counted(name: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any]:
+    run, key = bound.implementation.run, f"{name}:{bound.op.name}:{bound.implementation.name}"
 
     def call(*args: Any, **kwargs: Any) -> Any:
         counts[key] += 1

@@ -64,7 +64,8 @@ class Recorder:
         """Arguments that an op reads before it waits for the previous launch must not have been
         written by that launch."""
         for hazard in bound.op.contract.hazards:
-            if hazard.kind != "early_read":
+            safe = hazard.when and not arguments[hazard.when]
+            if hazard.kind != "early_read" or safe:
                 continue
             for name in hazard.args:
                 value = arguments.get(name)

@@ -8,12 +8,15 @@ import torch
 
 from tercel.blocks.sites import SITES, sites
 from tercel.contract import Hazard, Implementation, Op
+from tercel.contract.check import draw
+from tercel.contract.receipt import Status
 from tercel.core.arch import Arch
 from tercel.core.layout import Layout
 from tercel.core.rank import Rank
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError, ContractError
 from tercel.ops.gemm.linear import linear
+from tercel.ops.moe.experts_decode import experts_decode
 from tercel.ops.norm.rms_norm import rms_norm
 from tercel.targets.binding import Bound, bind, counted_table, packs
 from tercel.targets.load import meta_cache
@@ -107,6 +110,26 @@ def test_step_classes_must_share_a_packed_form():
         packs(binding, torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("certified", "bound"),
+    [
+        ({"experts_decode"}, {"portable"}),
+        ({"experts_decode", "experts_grouped"}, {"triton"}),
+        (set(), {"portable"}),
+    ],
+    ids=["one of two", "both", "none"],
+)
+def test_a_kernel_is_bound_only_with_those_that_share_its_form(monkeypatch, certified, bound):
+    def status(op, implementation, arch):
+        is_certified = op.name in certified and implementation == "triton"
+        return Status.CERTIFIED if is_certified else Status.UNTESTED
+
+    monkeypatch.setattr("tercel.targets.binding.status", status)
+    binding = bind(generic("tp1"), Arch.SM_90)
+    assert {sites["experts"].implementation.name for sites in binding.values()} == bound
+    packs(binding, torch.bfloat16)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_programs_know_bytes_and_flops(family):
     calls = resolved(family).calls
@@ -185,6 +208,24 @@ def test_launch_order_hazards_are_proven():
     y = recorder.table.first(x, weight, eps=1e-5)
     recorder.table.first(x, weight, eps=1e-5)
     recorder.table.second(y, weight, eps=1e-5)
+
+
+def test_a_hazard_that_a_call_runs_only_when_it_asks():
+    decode = resolved("kimi_k3").binding[StepClass.DECODE]
+    recorder = Recorder({"route": decode["route"], "experts": decode["experts"]})
+    drawn = draw(experts_decode, experts_decode.contract.cells[0], dtype=torch.float32)
+    arguments = {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in drawn.items()}
+    del arguments["ids_early"]
+    logits = torch.empty(len(arguments["z"]), 16, device="meta")
+    for early in (False, True):
+        arguments["ids"], arguments["weights"] = recorder.table.route(
+            logits, logits[0], top_k=4, scaling=1.0, renormalize=True
+        )
+        if not early:
+            recorder.table.experts(**arguments)
+            continue
+        with pytest.raises(ContractError, match="experts_decode reads ids before it waits"):
+            recorder.table.experts(**arguments, ids_early=True)
 
 
 def test_counted_tables_do_not_share_counts():

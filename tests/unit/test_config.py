@@ -162,7 +162,6 @@ def test_config_files(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("speculation", "drafter"),
         ("kv_dtype", "float8"),
         ("disaggregation", "context"),
         ("profile", "helix8.toml"),
