@@ -25,10 +25,10 @@ ACTIVATION = Activation("situ", 4.0, 25.0)
 BITS_PER_WEIGHT = 8 * (16 + 1) / mxfp4.BLOCK
 """Codes and scales, without what tiles are padded with."""
 CONFIGS = {
-    "few": Config(programs=384, warps=8, registers=None),
-    "many": Config(programs=192, warps=4, registers=64),
-    "many, 384": Config(programs=384, warps=4, registers=64),
-    "many, free": Config(programs=192, warps=4, registers=None),
+    "one turn": Config(turns=1, registers=None),
+    "two turns": Config(turns=2, registers=64),
+    "one turn, 64 registers": Config(turns=1, registers=64),
+    "two turns, free registers": Config(turns=2, registers=None),
 }
 
 
@@ -113,7 +113,7 @@ def measure(case: Case, quick: bool, rounds: int) -> dict[str, Timing]:
     z = [
         torch.randn(case.tokens, LATENT, device="cuda", dtype=torch.bfloat16) for _ in range(calls)
     ]
-    hidden = gate_up(z[0], slots[0], packed, ACTIVATION, CONFIGS["few"])
+    hidden = gate_up(z[0], slots[0], packed, ACTIVATION, CONFIGS["one turn"])
     configs = dict(list(CONFIGS.items())[: 2 if quick else None])
     graphs: dict[str, Callable[[], object]] = {}
 

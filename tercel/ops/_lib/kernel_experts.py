@@ -23,8 +23,8 @@ from triton.language.extra import cuda
 
 from tercel.ops._lib.expert_tiles import Split
 
-MAX_SLOTS = 16
-"""Per token: a slot's number fits four bits."""
+MAX_WARPS = 16
+"""Of FC2."""
 
 
 class Slots(NamedTuple):
@@ -44,25 +44,31 @@ class Activation(NamedTuple):
 class Config(NamedTuple):
     """How the two launches are cut into programs."""
 
-    programs: int
-    """Of FC1 per token, before a program takes a second slot. Every layout of Kimi K3 has 384
-    columns times local slots on average."""
-    warps: int
-    """Of FC2: they share the slots of a token."""
+    turns: int
+    """In how many turns a program of either takes its expected slots."""
     registers: int | None
     """Per thread, at most: with 64, 32 warps fit a multiprocessor."""
 
 
 CONFIGS: tuple[tuple[int, Config], ...] = (
-    (2, Config(programs=384, warps=8, registers=None)),
-    (1 << 30, Config(programs=192, warps=4, registers=64)),
+    (2, Config(turns=1, registers=None)),
+    (1 << 30, Config(turns=2, registers=64)),
 )
 """The first row whose limit on tokens holds decides; benchmarks/experts.py measures them.
 One token is bound by latency, which spilled registers lengthen; many by the number of warps."""
+COLUMNS_PER_TOKEN = 384
+"""Programs of FC1 for a token's local slots, on average, in every layout of Kimi K3."""
 
 
 def choose(tokens: int) -> Config:
     return next(config for most, config in CONFIGS if tokens <= most)
+
+
+def _slots_at_once(width: int, chosen: int, config: Config) -> int:
+    """Of a token, whose local slots are the fewer the wider experts are: ranks that divide experts
+    among them do not divide their width."""
+    expected = min(max(8 * COLUMNS_PER_TOKEN // width, 1), chosen)
+    return triton.next_power_of_2(max(expected // config.turns, 1))
 
 
 def few_tokens(
@@ -100,7 +106,7 @@ def gate_up(
     width = matrix.shape[1] // 2 if scales is None else 8 * matrix.shape[1]
     hidden = torch.empty(tokens * chosen, width, dtype=z.dtype, device=z.device)
     columns = triton.cdiv(width, 8)
-    chains = min(max(config.programs // columns, 1), chosen)
+    chains = min(_slots_at_once(width, chosen, config), chosen)
     grid = (columns, chains, tokens)
     options = {
         **_sizes(chosen, width, latent),
@@ -133,16 +139,15 @@ def down(
     width = hidden.shape[1]
     y = torch.empty(tokens, latent, dtype=hidden.dtype, device=hidden.device)
     options = _sizes(chosen, width, latent)
-    padded = triton.next_power_of_2(chosen)
     given = (hidden, slots.ids, slots.weights, matrix)
     experts = (slots.first_expert, len(matrix))
     if scales is None:
         options |= {"ROWS": 4, "DEPTH": min(triton.next_power_of_2(width), 1024)}
-        options |= {"SLOTS": min(4, padded), "num_warps": 8}
+        options |= {"SLOTS": min(4, triton.next_power_of_2(chosen)), "num_warps": 8}
         _down_rows[(triton.cdiv(latent, 4), tokens)](*given, y, *experts, **options)
         return y
     split = Split(width)
-    at_once = min(max(config.warps // split.parts, 1), padded)
+    at_once = min(_slots_at_once(width, chosen, config), max(MAX_WARPS // split.parts, 1))
     options |= {**_split(split), "EXACT": exactly(hidden), "SLOTS": at_once}
     options |= {"num_warps": at_once * split.parts, "maxnreg": config.registers}
     _down_tiles[(latent // 16, tokens)](*given, scales, y, *experts, **options)
@@ -437,6 +442,7 @@ def _gate_up_slot(
     held_scales = _scales(scales + tile * (PARTS * OCTETS * 128) + scale_lane, OCTETS, None)
     if EARLY:
         cuda.gdc_wait()  # z is the previous kernel's
+        cuda.gdc_launch_dependents()
     x = z + slot // CHOSEN * LATENT + tl.zeros_like(row)[:, None]
     sums = _tile_sums(
         held, held_scales, x, (row >= 0)[:, None],

@@ -48,6 +48,11 @@ CONTRACT = Contract(
         Hazard("capacity", f"more than {MAX_TOKENS} tokens: use experts_grouped", ("z",), True),
         Hazard(
             "early_read",
+            "weights are read before the wait",
+            ("w13", "w13_scale", "w2", "w2_scale"),
+        ),
+        Hazard(
+            "early_read",
             "with ids_early, ids choose weights that are read before the wait for the previous "
             "launch. That launch must not write them, and must have waited for the one before it "
             "when it lets this one start",

@@ -52,6 +52,11 @@ CONTRACT = Contract(
     tolerance=TOLERANCE,
     hazards=(
         Hazard(
+            "early_read",
+            "weights are read before the wait",
+            ("w13", "w13_scale", "w2", "w2_scale"),
+        ),
+        Hazard(
             "capacity", "three tokens, or two of wide experts: use experts_decode", ("z",), True
         ),
     ),
