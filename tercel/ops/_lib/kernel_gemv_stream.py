@@ -55,7 +55,7 @@ def stream(
     w = weight + row.to(gl.int64) * K + part * SPAN
     tiles = ()
     for step in gl.static_range(min(AHEAD, STEPS)):
-        tiles = tiles + (_tile(w, here, depth, step, STEP, SPAN),)
+        tiles = tiles + (_tile(w, here, depth, step, STEP, SPAN),)  # noqa: RUF005
     count = _along(2, TOKENS, RIGHT)
     deep = _along(0, num_warps, RIGHT) * DEPTH + _along(1, DEPTH, RIGHT)
     there = gl.minimum(count, tokens - 1 - token) * x_stride + deep
@@ -64,15 +64,15 @@ def stream(
     sums = gl.zeros((num_warps, ROWS, TOKENS), gl.float32, SUMS)
     values = ()
     for step in gl.static_range(min(NEAR, STEPS)):
-        values = values + (_tile(x, there, deep, step, STEP, SPAN),)
+        values = values + (_tile(x, there, deep, step, STEP, SPAN),)  # noqa: RUF005
     for step in gl.static_range(STEPS):
         sums = gl.nvidia.ampere.mma_v2(tiles[0], values[0], sums)
         tiles = tiles[1:]
         values = values[1:]
         if step + AHEAD < STEPS:
-            tiles = tiles + (_tile(w, here, depth, step + AHEAD, STEP, SPAN),)
+            tiles = tiles + (_tile(w, here, depth, step + AHEAD, STEP, SPAN),)  # noqa: RUF005
         if step + NEAR < STEPS:
-            values = values + (_tile(x, there, deep, step + NEAR, STEP, SPAN),)
+            values = values + (_tile(x, there, deep, step + NEAR, STEP, SPAN),)  # noqa: RUF005
     product = gl.sum(sums, 0)
     TILE: gl.constexpr = gl.SliceLayout(0, SUMS)
     r = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, TILE))[:, None]

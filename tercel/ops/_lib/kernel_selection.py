@@ -122,7 +122,7 @@ def _select(
         before = tl.load(prefix + token * prefix_stride + n, mask=inside, other=0.0)
     tiles = ()
     for index in tl.static_range(min(AHEAD, TILES)):
-        tiles = tiles + (_tile(bank, index, n, snapshots, snapshot_stride, N, ROWS),)
+        tiles = tiles + (_tile(bank, index, n, snapshots, snapshot_stride, N, ROWS),)  # noqa: RUF005
     if prefix is not None:
         now = (before.to(tl.float32) + now.to(tl.float32)).to(now.dtype)
         tl.store(updated + token * N + n, now, mask=inside)
@@ -134,7 +134,7 @@ def _select(
         wide = tiles[0].to(tl.float32)
         tiles = tiles[1:]
         if index + AHEAD < TILES:
-            tiles = tiles + (_tile(bank, index + AHEAD, n, snapshots, snapshot_stride, N, ROWS),)
+            tiles = tiles + (_tile(bank, index + AHEAD, n, snapshots, snapshot_stride, N, ROWS),)  # noqa: RUF005
         real = index * ROWS + tl.arange(0, ROWS) < snapshots
         scores = tl.where(real, _scores(wide, query[None, :], res_eps, N), float("-inf"))
         top = tl.maximum(highest, tl.max(scores, 0))
