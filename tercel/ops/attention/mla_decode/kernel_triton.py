@@ -19,11 +19,12 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-PROGRAMS = 256
-"""Programs of `_attend` that fill a GPU, two on nearly every multiprocessor. A constant: the number
-of parts decides bits, which should not differ between GPUs."""
-LEAST = 64
-"""Entries of a part; a tile, where that is more."""
+PROGRAMS = 264
+"""Programs of `_attend` that fill a GPU of 132 multiprocessors twice. A constant: the number of
+parts decides bits, which should not differ between GPUs."""
+MOST_PARTS = 256
+FUSED_PARTS = 32
+"""Up to which one launch merges and multiplies, for a single token."""
 SUMMED = 8192
 """Elements of parts that a program of `_sum` holds."""
 LOG2_E = 1.4426950408889634
@@ -57,9 +58,10 @@ def choose(dtype: torch.dtype, rows: int, queries: int, capacity: int, page_size
         columns = 16 if queries <= 16 else 32
         tokens, warps, stages, programs = 32, 4, 3, PROGRAMS
     tokens = math.gcd(tokens, page_size)
+    tiles = triton.cdiv(capacity, tokens)
+    least = 1 if tiles <= FUSED_PARTS else 2
     blocks = rows * triton.cdiv(queries, columns)
-    least = max(LEAST // tokens, 1)
-    parts = min(max(programs // blocks, 1), triton.cdiv(capacity, least * tokens))
+    parts = min(max(programs // blocks, 1), MOST_PARTS, triton.cdiv(tiles, least))
     return Config(tokens, columns, warps, stages, parts, least)
 
 
@@ -245,9 +247,10 @@ class Merge(NamedTuple):
 
 def choose_merge(tokens: int, parts: int) -> Merge:
     """The configuration for `tokens` tokens of at most `parts` parts."""
-    if tokens > 8:
+    if tokens > 1:
         return Merge(False, 16, 32, 4)
-    return Merge(parts <= 16, 1, 16, 4)
+    fused = parts <= FUSED_PARTS
+    return Merge(fused, 1, 8 if fused else 16, 4)
 
 
 class _Where(NamedTuple):
