@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from tercel.blocks.sites import SITES, sites
-from tercel.contract import Hazard, Implementation, Op
+from tercel.config import EngineConfig
+from tercel.contract import PLAIN, Hazard, Implementation, Op
 from tercel.contract.check import draw
 from tercel.contract.receipt import Status
 from tercel.core.arch import Arch
 from tercel.core.layout import Layout
+from tercel.core.model import ModelConfig
 from tercel.core.rank import Rank
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError, ContractError
@@ -19,12 +21,12 @@ from tercel.ops.gemm.linear import linear
 from tercel.ops.moe.experts_decode import experts_decode
 from tercel.ops.norm.rms_norm import rms_norm
 from tercel.targets.binding import Bound, bind, counted_table, packs
-from tercel.targets.load import meta_cache
+from tercel.targets.load import meta_cache, resolve
 from tercel.targets.program import Program, digest, prove_decode_reads_nothing, record
 from tercel.targets.recording import Recorder
 from tercel.targets.table import TargetRow, generic, portable
 from tercel.weights.load import meta_model
-from tests.targets.models import FAMILIES, Session, program, resolved, tokens
+from tests.targets.models import FAMILIES, PAGE, Session, checkpoint, program, resolved, tokens
 
 ROW = portable("tp1")
 
@@ -59,7 +61,7 @@ def test_every_site_is_bound_in_every_step_class():
 def test_generic_falls_to_portable_and_says_why():
     bound = bind(generic("tp1"), Arch.SM_90)[StepClass.DECODE]["o_proj"]
     assert bound.implementation is bound.op.portable
-    assert bound.reason == "nothing else is certified on sm_90"
+    assert bound.reason.startswith("nothing else serves on sm_90")
 
 
 def test_a_named_row_must_name_every_site():
@@ -234,3 +236,31 @@ def test_counted_tables_do_not_share_counts():
     counted_table(bound, first).o_proj(torch.ones(1, 4), torch.ones(2, 4))
     counted_table(bound, second)
     assert (sum(first.values()), sum(second.values())) == (1, 0)
+
+
+@pytest.mark.parametrize("narrowest", [64, 200])
+def test_a_kernel_that_refuses_the_sizes_gives_way(narrowest, monkeypatch):
+    """Certified, but not for rows of 128: the site is portable and says why."""
+
+    def refuses(sizes):
+        return None if sizes["N"] >= narrowest else f"rows of {sizes['N']}"
+
+    kernel = Implementation("triton", rms_norm.portable.run, admits=refuses)
+    held = {name: each for name, each in rms_norm.implementations.items() if name in PLAIN}
+    monkeypatch.setattr(rms_norm, "implementations", {**held, "triton": kernel})
+    monkeypatch.setattr(
+        "tercel.targets.binding.status",
+        lambda op, name, arch: Status.CERTIFIED if name == "triton" else Status.UNTESTED,
+    )
+    model = ModelConfig.load(checkpoint("kimi_k3"))
+    config = EngineConfig(model="x", page_size=PAGE)
+    plan = resolve(model, config, arch=Arch.CPU, dtype=torch.float32)
+    calls = plan.calls[StepClass.MIXED]
+    assert {call.site for call in calls if call.op == "rms_norm"} == {"mla_q_norm", "latent_norm"}
+    for site in ("mla_q_norm", "latent_norm"):
+        bound = plan.binding[StepClass.MIXED][site]
+        if narrowest == 64:
+            assert bound.implementation is kernel
+        else:
+            assert bound.implementation is rms_norm.portable
+            assert "triton: rows of 128" in bound.reason
