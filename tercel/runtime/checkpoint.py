@@ -26,6 +26,7 @@ from tercel.runtime.ranks import RANK_MAIN, Ranks
 from tercel.runtime.runner import OpenModel, ReportProgress, Runner
 from tercel.runtime.sampler import Sampler
 from tercel.runtime.tokenizer import Tokenizer
+from tercel.targets.binding import SAMPLE, counted
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
 from tercel.targets.program import Program
 from tercel.targets.state import CacheSizes, create_cache
@@ -152,6 +153,7 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
         groups.tp,
         tokenizer.illegal_ids.union(unwritten),
         device,
+        draw=counted(SAMPLE, plan.sampling, program.counts),
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
     )
@@ -174,8 +176,8 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
 def _graphs(opened: Opened, plan: Plan, program: Program, cache: ModelCache) -> GraphRunner | None:
     """The decode steps, captured; None where they run op by op."""
     config = opened.config
-    one_rank = plan.place.layout.world_size == 1
-    if opened.device.type != "cuda" or not one_rank or not config.decode_graphs:
+    plain = plan.place.layout.world_size == 1 and opened.drafter is None
+    if opened.device.type != "cuda" or not plain or not config.decode_graphs:
         return None
     longest = config.max_model_len or min(opened.model.max_position_embeddings, config.cache_tokens)
     sizes = step_sizes(config.max_running, -(-longest // config.page_size), plan.route.row.limits)

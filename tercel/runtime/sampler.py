@@ -28,18 +28,20 @@ class Sampler:
         illegal_ids: Iterable[int],
         device: torch.device,
         *,
+        draw: Callable[..., tuple[torch.Tensor, torch.Tensor]] = sample.portable.run,
         rule: str = "match",
         forced: ForcedAcceptance | None = None,
     ) -> None:
-        """`illegal_ids` are never drawn: padding, input-only slots, ids without a token; `rule` is
-        that of op accept; `forced` replaces it in benchmarks."""
+        """`illegal_ids` are never drawn: padding, input-only slots, ids without a token; `draw` is
+        an implementation of op sample; `rule` is that of op accept; `forced` replaces it in
+        benchmarks."""
         self._group = group
         self._device = device
         self._rule = rule
         self._forced = forced
         # Bound once like the sites of a program: Limits and SamplingParams keep the contract, and
         # checking it again would take longer than a greedy draw.
-        self._draw: Callable[..., tuple[torch.Tensor, torch.Tensor]] = sample.portable.run
+        self._draw = draw
         self._accept: Callable[..., tuple[torch.Tensor, ...]] = accept.portable.run
         self._illegal = self._integers(sorted(illegal_ids))
 

@@ -4,8 +4,8 @@
     absorb    act(w_k[h]^T q_nope) | q_rope per head, and the tokens' entries stored
     append    the entries alone
 
-Weights are read before the grid-dependency wait; they are constants. Few tokens are multiplied one
-after the other with weights that stay in registers, more on tensor cores.
+Weights are read before the grid-dependency wait; they are constants. With few tokens the
+projection holds its rows in registers and multiplies without tensor cores.
 """
 
 from typing import NamedTuple
@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-FEW = 1
-"""Tokens up to which weights in registers are multiplied without tensor cores."""
+FEW = 8, 1 << 14
+"""Tokens, and tokens times rows of q_b, up to which `_project` multiplies one token at a time."""
 BATCH = 16
-"""Tokens per program above that."""
+"""Tokens per program otherwise."""
 STORED = 4
 """Tokens per program of `append`."""
 E4M3_MAX = tl.constexpr(448.0)
@@ -52,7 +52,7 @@ def project(q: torch.Tensor, q_norm: torch.Tensor, q_b: torch.Tensor, eps: float
     tokens, depth = q.shape
     columns = len(q_b)
     out = q.new_empty(tokens, columns)
-    few = tokens <= FEW
+    few = tokens == 1 or (tokens <= FEW[0] and tokens * columns <= FEW[1])
     rows = 8 if few else 16
     grid = (triton.cdiv(columns, rows), tokens if few else triton.cdiv(tokens, BATCH))
     _project[grid](
@@ -82,10 +82,9 @@ def absorb(
     heads, k_dim, rank = w_k.shape
     turned = store.latent.shape[1] - rank
     query = q.new_empty(tokens, heads, rank + turned)
-    few = tokens <= FEW
     lanes = max(min(64, triton.next_power_of_2(rank)), 16)
     chunks = triton.cdiv(rank, lanes)
-    grid = (chunks + 1, heads, tokens if few else triton.cdiv(tokens, BATCH))
+    grid = (chunks + 1, heads, triton.cdiv(tokens, BATCH))
     _absorb[grid](
         q,
         w_k,
@@ -103,7 +102,7 @@ def absorb(
         K_WIDTH=max(triton.next_power_of_2(k_dim), 16),
         CHUNKS=chunks,
         LANES=lanes,
-        BATCH=1 if few else BATCH,
+        BATCH=BATCH,
         INTERLEAVED=bool(rotation and rotation.interleaved),
         num_warps=4,
         launch_pdl=True,
@@ -360,10 +359,6 @@ def _absorb(
             )  # fmt: skip
     else:
         nope = tl.load(x + k[None, :], mask=real[:, None] & (k < K)[None, :], other=0.0)
-        if BATCH == 1:
-            wide = tl.reshape(nope.to(tl.float32), (K_WIDTH, 1))
-            sums = tl.sum(w.to(tl.float32) * wide, 0)[None, :]
-        else:
-            sums = tl.dot(nope, w, input_precision="ieee")
+        sums = tl.dot(nope, w, input_precision="ieee")
         mask = real[:, None] & (lanes < L)[None, :]
         tl.store(there + lanes[None, :], sums.to(w.dtype), mask=mask)

@@ -66,10 +66,10 @@ def sdpa(
 BENCH = Bench(
     cells=(
         cell("a prompt", LAYOUTS, 6, 4 * KIB),
-        cell("a chunk behind a long context", LAYOUTS, 6, 4 * KIB, context=60 * KIB),
+        cell("a chunk behind a long context", LAYOUTS, 6, KIB, context=31 * KIB),
         cell("short prompts", LAYOUTS, 6, KIB, sequences=8),
-        cell("a rank of eight", ("tp8_pp2",), 12, 4 * KIB),
-        cell("every head", (), 96, 4 * KIB),
+        cell("a rank of eight", ("tp8_pp2",), 12, 2 * KIB),
+        cell("every head", (), 96, KIB),
     ),
     baselines={"sdpa": sdpa},
 )
