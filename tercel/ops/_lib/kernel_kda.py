@@ -27,7 +27,7 @@ def taps(weight, channel, channel_stride, tap_stride, W: tl.constexpr):
     """The convolution's W weights of `channel`, oldest first."""
     held = ()
     for tap in tl.static_range(W):
-        held = held + (tl.load(weight + channel * channel_stride + tap * tap_stride),)
+        held = held + (tl.load(weight + channel * channel_stride + tap * tap_stride),)  # noqa: RUF005
     return held
 
 
@@ -36,7 +36,7 @@ def past_rows(window, channel, C, W: tl.constexpr):
     """The W - 1 raw rows of a window that starts at `window`, oldest first."""
     rows = ()
     for past in tl.static_range(W - 1):
-        rows = rows + (tl.load(window + past * C + channel),)
+        rows = rows + (tl.load(window + past * C + channel),)  # noqa: RUF005
     return rows
 
 
@@ -68,7 +68,7 @@ def load_tile(state, K: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr):
     """PARTS tensors [TILE, K / PARTS] of a state [V, K]."""
     tile = ()
     for part in tl.static_range(PARTS):
-        tile = tile + (tl.load(state + _offsets(part, K, TILE, PARTS)),)
+        tile = tile + (tl.load(state + _offsets(part, K, TILE, PARTS)),)  # noqa: RUF005
     return tile
 
 
@@ -90,7 +90,7 @@ def load_keys(line, K: tl.constexpr, PARTS: tl.constexpr):
     keys = ()
     for part in tl.static_range(PARTS):
         here = line + part * (K // PARTS) + tl.arange(0, K // PARTS)
-        keys = keys + (tl.load(here)[None, :],)
+        keys = keys + (tl.load(here)[None, :],)  # noqa: RUF005
     return keys
 
 
@@ -108,9 +108,9 @@ def delta_rule(tile, k, decay, v, beta, PARTS: tl.constexpr):
     """A tile after one token: S = tile * decay;  S + beta (v - S k) k^T."""
     decayed = ()
     for part in tl.static_range(PARTS):
-        decayed = decayed + (tile[part] * decay[part],)
+        decayed = decayed + (tile[part] * decay[part],)  # noqa: RUF005
     error = (beta * (v - over_keys(decayed, k, PARTS)))[:, None]
     after = ()
     for part in tl.static_range(PARTS):
-        after = after + (decayed[part] + error * k[part],)
+        after = after + (decayed[part] + error * k[part],)  # noqa: RUF005
     return after

@@ -81,14 +81,14 @@ def _convolve(
     weights = ()
     for tap in tl.static_range(W):
         here = weight + channel * channel_stride + tap * tap_stride
-        weights = weights + (tl.load(here, mask=channel < C, other=0.0),)
+        weights = weights + (tl.load(here, mask=channel < C, other=0.0),)  # noqa: RUF005
     cuda.gdc_wait()
 
     window = state + tl.load(slots) * window_stride
     rows = ()
     for tap in tl.static_range(W):
         at = token + (tap - (W - 1))
-        rows = rows + (_raw(x, window, at, channel, tokens, C, x_stride, W, FRESH),)
+        rows = rows + (_raw(x, window, at, channel, tokens, C, x_stride, W, FRESH),)  # noqa: RUF005
     there = y + token[:, None] * C + channel[None, :]
     tl.store(there, convolve(rows, weights, W), mask=(token < tokens)[:, None] & is_channel)
     if block == 0:

@@ -110,7 +110,7 @@ def _commit(
             g = load_keys(draft_g + record * K, K, PARTS)
             decay = ()
             for part in tl.static_range(PARTS):
-                decay = decay + (tl.exp(g[part]),)
+                decay = decay + (tl.exp(g[part]),)  # noqa: RUF005
             v = tl.load(draft_v + record * V + channels).to(tl.float32)
             tile = delta_rule(tile, k, decay, v, tl.load(draft_beta + record), PARTS)
         store_tile(state + start * K, tile, K, TILE, PARTS)

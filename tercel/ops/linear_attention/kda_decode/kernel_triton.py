@@ -154,9 +154,9 @@ def _decode(
     # The small loads first: their arithmetic runs while the state arrives.
     window = conv + slot * window_stride
     qkv += row * qkv_stride
-    q_rows = past_rows(window, q_channel, C, W) + (tl.load(qkv + q_channel),)
-    k_rows = past_rows(window, k_channel, C, W) + (tl.load(qkv + k_channel),)
-    v_rows = past_rows(window, v_channel, C, W) + (tl.load(qkv + v_channel),)
+    q_rows = past_rows(window, q_channel, C, W) + (tl.load(qkv + q_channel),)  # noqa: RUF005
+    k_rows = past_rows(window, k_channel, C, W) + (tl.load(qkv + k_channel),)  # noqa: RUF005
+    v_rows = past_rows(window, v_channel, C, W) + (tl.load(qkv + v_channel),)  # noqa: RUF005
     raw_decay = tl.load(f + row * f_stride + q_channel)
     strength = sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
     opening = tl.load(gate + row * gate_stride + head * V + value).to(tl.float32)
@@ -190,7 +190,7 @@ def _decode(
         o = _over_keys(tile * q) + error * overlap
         _store_tile(state + start * K, tile + error[None, :, None] * k, K, TILE, PARTS)
         squares += o * o
-        outputs = outputs + (o,)
+        outputs = outputs + (o,)  # noqa: RUF005
     scale = tl.rsqrt(tl.sum(squares) / V + eps)
     for start in tl.static_range(0, V, TILE):
         result = outputs[start // TILE] * scale * _slice(gain, start, TILE)

@@ -127,7 +127,7 @@ def _raw_rows(window, qkv, token, channel, pending, C, qkv_stride, W: tl.constex
         past = window + (pending + at) * C + channel[None, :]
         new = qkv + (at - (W - 1)) * qkv_stride + channel[None, :]
         here = tl.where(at < W - 1, past, new)
-        rows = rows + (tl.load(here, mask=(token < WIDTH)[:, None], other=0.0),)
+        rows = rows + (tl.load(here, mask=(token < WIDTH)[:, None], other=0.0),)  # noqa: RUF005
     return rows
 
 
