@@ -1,20 +1,19 @@
-"""Whether a checkpoint and its exact conversions write the same texts, greedily, in fp32.
+"""A checkpoint against its exact conversions: the same texts, greedily, in fp32.
 
-    python benchmarks/convert_texts.py [--model DIR] [--problems N] [--max-tokens N] [--json]
-
-Each of NVFP4 and bf16 is made by `tercel checkpoint convert` in a temporary directory. Exits with 1
-where a conversion was not exact or a text differs.
+Each of NVFP4 and bf16 is made by `tercel checkpoint convert` in a temporary directory.
 """
 
-import json
-import sys
 import tempfile
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from benchmarks.figure import Figure, Report, publish
+from benchmarks.paths import NANO, Model
+from tercel.cli.options import Json
+from tercel.cli.progress import counting_bar
 from tercel.config import SamplingParams
 from tercel.gates.problems import generate
 from tercel.runtime.chat import encode, render
@@ -22,37 +21,40 @@ from tercel.runtime.llm import LLM
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.weights.convert import convert_checkpoint
 
-NANO = Path(__file__).parents[1] / "checkpoints/nano"
 FORMATS = ("nvfp4", "bf16")
 
 
 def main(
-    model: Annotated[Path, typer.Option(help="Checkpoint directory.")] = NANO,
+    model: Model = NANO,
     problems: Annotated[int, typer.Option(min=1, help="Word problems to answer.")] = 100,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of each answer.")] = 256,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare the texts of a checkpoint with those of its exact conversions."""
     prompts = prompts_of(model, problems)
-    wanted = texts(model, prompts, max_tokens)
-    results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="tercel-convert-") as directory:
-        for to in FORMATS:
+    figures: list[Figure] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="tercel-convert-") as directory,
+        counting_bar("Checkpoints") as report,
+    ):
+        wanted = texts(model, prompts, max_tokens)
+        for done, to in enumerate(FORMATS, start=1):
+            report(done, len(FORMATS) + 1)
             out = Path(directory) / to
             conversion = convert_checkpoint(model, out, to)
-            got = texts(out, prompts, max_tokens)
-            results[to] = {
-                "inexact_values": sum(each.inexact_values for each in conversion.exactness),
-                "same_texts": sum(a == b for a, b in zip(got, wanted, strict=True)),
-            }
-    if as_json:
-        typer.echo(json.dumps({"model": str(model), "problems": problems, **results}))
-    else:
-        for to, each in results.items():
-            same, changed = each["same_texts"], each["inexact_values"]
-            typer.echo(f"{to}: {same} of {problems} texts equal, {changed} weights changed")
-    right = {"inexact_values": 0, "same_texts": problems}
-    raise typer.Exit(0 if all(each == right for each in results.values()) else 1)
+            changed = sum(each.inexact_values for each in conversion.exactness)
+            same = sum(a == b for a, b in zip(texts(out, prompts, max_tokens), wanted, strict=True))
+            figures += [
+                Figure(f"{to}: weights changed", changed, "=", 0, ",d"),
+                Figure(f"{to}: equal texts", same, "=", problems, ",d"),
+            ]
+    settings = {"problems": problems, "max_tokens": max_tokens}
+    publish(
+        Report(
+            "Texts of converted checkpoints against the original's, fp32", tuple(figures), settings
+        ),
+        as_json,
+    )
 
 
 def prompts_of(model: Path, count: int) -> list[list[int]]:
@@ -71,4 +73,4 @@ def texts(model: Path, prompts: list[list[int]], max_tokens: int) -> list[tuple[
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    typer.run(main)

@@ -292,7 +292,7 @@ def _nano(entry: dict[str, Any]) -> str:
         f"{entry['cpu_right']} on a CPU in fp32 (paired, p = {entry['paired_p']:.2f}). "
         f"{entry['equal_texts']:.1%} of the texts are equal (goal: 95 %); where one parts, the two "
         "best fp32 logits differ by the margin below (goal: under 4 bf16 ulps of the logit; widest "
-        f"{entry['widest_fork_ulps']:.2f}). Log-probabilities of an answer's first tokens "
+        f"{entry['widest_fork_ulps']:.2f}). Log-probabilities of the five best tokens "
         f"differ by up to {entry['logprob_difference']:.1e}.\n",
         f"Decode steps call {len(ops)} certified implementations and "
         f"{len(entry['portable_sites'])} portable ones"

@@ -48,6 +48,7 @@ FOR_16_RANKS = (
     "num_experts=8",
 )
 """Changes to the tiny model: sixteen of everything, in groups of 32 where MXFP4 needs them."""
+KINDS = {False: "the trained checkpoint", True: "a random model"}
 RANDOM_TOKENS = 16
 """Per answer of the random model, whose texts mean nothing."""
 
@@ -125,6 +126,9 @@ def compare(
 def main(
     model: Model = NANO,
     problems: Annotated[int, typer.Option(min=1, help="Word problems per layout.")] = 100,
+    random_model: Annotated[
+        bool, typer.Option("--random", help="A random model, of which 16 ranks have a part each.")
+    ] = False,
     layouts: Annotated[
         list[str] | None, typer.Option("--layout", help="Only these; default: all.")
     ] = None,
@@ -134,22 +138,19 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Compare the texts of every layout with those of one rank."""
-    chosen = backends or list(BACKENDS)
-    trained = [layout for layout in TRAINED if layout in (layouts or TRAINED)]
-    divisible = [layout for layout in DIVISIBLE if layout in (layouts or DIVISIBLE)]
-    total = (len(trained) + len(divisible)) * len(chosen) + 1 + bool(divisible)
+    chosen, ways = layouts or (DIVISIBLE if random_model else TRAINED), backends or list(BACKENDS)
+    settings = {"problems": problems}
     with counting_bar("Layouts") as bar, tempfile.TemporaryDirectory(prefix="tercel-") as directory:
-        step = _counter(bar, total)
-        figures = compare(model, trained, chosen, partial(accuracy, problems), step)
-        if divisible:
-            random_model = Path(directory) / "model"
-            make_tiny(random_model, changes=list(FOR_16_RANKS))
-            measure = partial(continuations, problems)
-            figures += compare(random_model, divisible, chosen, measure, step)
-    settings = {"problems": problems, "tokens after each, random model": RANDOM_TOKENS}
-    publish(
-        Report("Texts of every layout against one rank's, fp32", tuple(figures), settings), as_json
-    )
+        step = _counter(bar, len(chosen) * len(ways) + 1)
+        if random_model:
+            model, measure = Path(directory) / "model", partial(continuations, problems)
+            make_tiny(model, changes=list(FOR_16_RANKS))
+            settings["tokens after each"] = RANDOM_TOKENS
+        else:
+            measure = partial(accuracy, problems)
+        figures = compare(model, chosen, ways, measure, step)
+    title = f"Texts of every layout against one rank's, fp32: {KINDS[random_model]}"
+    publish(Report(title, tuple(figures), settings), as_json)
 
 
 def _counter(bar: Progress, total: int) -> Callable[[], None]:

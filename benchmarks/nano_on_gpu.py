@@ -111,14 +111,15 @@ def fork_of(
 
 
 def logprob_difference(llm: LLM, prompt: list[int], oracle: Oracle) -> float:
-    """The largest over a few tokens: that the devices compute differently, and how much."""
-    params = SamplingParams(temperature=0, max_tokens=8, logprobs=0, ignore_eos=True)
+    """The largest over the five best of a few tokens: that the devices compute differently, and how
+    much."""
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=5, ignore_eos=True)
     text = llm.generate(prompt, params)
     found = 0.0
     for index, token in enumerate(text.logprobs):
         logits = oracle.logits([*prompt, *text.token_ids[:index]])
-        exact = float(logits.double().log_softmax(-1)[token.token])
-        found = max(found, abs(token.logprob - exact))
+        exact = logits.double().log_softmax(-1)
+        found = max(found, *(abs(value - float(exact[other])) for other, value in token.top))
     return found
 
 

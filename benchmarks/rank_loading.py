@@ -7,6 +7,7 @@ in it.
 """
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -45,7 +46,8 @@ def main(
         python("tercel", *make, "--shards", str(shards))
         os.sync()  # or the disk is busy writing them while they are read
         figures = (*bytes_per_rank(model), *speed(model, rounds))
-    settings = {"size_bytes": size_bytes, "shards": shards, "rounds": rounds}
+    settings: dict[str, Any] = {"size_bytes": size_bytes, "shards": shards, "rounds": rounds}
+    settings["load average"] = f"{os.getloadavg()[0]:.1f}"
     publish(Report("Loading by rank", figures, settings), as_json)
 
 
@@ -61,10 +63,12 @@ def bytes_per_rank(model: Path) -> tuple[Figure, ...]:
         sharing = rank_manifest(read_config_json(model), layout, rank).by("sharing")
         replicated = sharing["replicated"]["bytes"]
         goal = 1.05 * ((whole - replicated) / layout.tp + replicated)
-        read = loaded(model, LAYOUT, rank)["bytes"]
-        figures.append(
-            Figure(f"{LAYOUT} rank {rank}, MB read", read / 1e6, "<=", goal / 1e6, ".1f")
-        )
+        seen = loaded(model, LAYOUT, rank)
+        own, read = seen["bytes"] / 1e6, seen["read_bytes"] / 1e6
+        figures += [
+            Figure(f"{LAYOUT} rank {rank}, MB of its slices", own, "<=", goal / 1e6, ".1f"),
+            Figure(f"{LAYOUT} rank {rank}, MB read, between its rows too", read, form=".1f"),
+        ]
     figures.append(Figure("replicated, MB on every rank", replicated / 1e6, form=".1f"))
     figures.append(Figure("whole checkpoint, MB", whole / 1e6, form=".1f"))
     return tuple(figures)
@@ -137,12 +141,25 @@ def load(model: Path, layout: str, rank: int) -> dict[str, Any]:
         nonlocal num_bytes
         num_bytes = done_bytes
 
-    start = time.perf_counter()
+    read_before, start = bytes_read(), time.perf_counter()
     config, checkpoint, cpu = ModelConfig.load(model), Checkpoint.open(model), torch.device("cpu")
     kind: dict[str, Any] = {"dtype": torch.bfloat16, "device": cpu, "progress": progress}
     weights = load_model(checkpoint, config, Layout.parse(layout), rank, **kind)
     seconds = time.perf_counter() - start
-    return {"bytes": num_bytes, "seconds": seconds, "layers": len(weights.layers)}
+    return {
+        "bytes": num_bytes,
+        "read_bytes": bytes_read() - read_before,
+        "seconds": seconds,
+        "layers": len(weights.layers),
+    }
+
+
+def bytes_read() -> int | float:
+    """Of files by this process so far, from the page cache or not; NaN where Linux is not."""
+    counters = Path("/proc/self/io")
+    if not counters.exists():
+        return math.nan
+    return int(counters.read_text().partition("rchar: ")[2].split()[0])
 
 
 if __name__ == "__main__":

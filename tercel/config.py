@@ -2,16 +2,20 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from tercel.errors import ConfigError, RequestError
 
 Mode = Literal["off", "auto", "require"]
+Acceptance = Literal["match", "token", "block"]
 T = TypeVar("T")
 
 _LARGEST = 2**31 - 1
 """Of integers without a limit of their own: they travel to other processes and to devices."""
 _LONGEST_S = 86400
+MAX_DRAFTS = 63
+"""Guesses of one request and step."""
 MAX_STOPS = 64
 """Stop strings of one request: each is looked for after every token."""
 
@@ -52,9 +56,25 @@ class EngineConfig:
     rank_deadline_s: float = 120.0
     """Seconds within which every rank shows progress while it starts, loads or runs a step."""
     decode_graphs: bool = True
-    """Whether decode steps run as CUDA graphs, on a GPU and with one rank; else op by op."""
-    speculation: str | None = None
-    """Drafter checkpoint; not built."""
+    """Whether decode steps run as CUDA graphs, on a GPU, with one rank and without a drafter; else
+    op by op."""
+    drafter: str | None = None
+    """Directory of a drafter checkpoint, or `suffix` for guesses from the request's own text; None:
+    a token per request and step."""
+    max_drafts: int | None = None
+    """Guesses per request and step at most; None: as many as the drafter was trained for."""
+    verify_tokens: int = 64
+    """Tokens of a step over all requests that verify guesses: more requests verify fewer each."""
+    acceptance: Acceptance = "match"
+    """Which guesses are kept. match: those that plain decoding draws, so that seeds give its text;
+    token and block: more of them, by other draws of the same law."""
+    min_confidence: float = 0.0
+    """Chance of acceptance, by the drafter's estimate, below which a guess is not verified."""
+    adaptive_drafts: bool = True
+    """Whether a request whose guesses are not accepted stops drafting for a while."""
+    forced_acceptance: float | None = None
+    """For benchmarks: mean guesses accepted per step, whatever they are. The text is not the
+    model's, which every output says."""
     kv_dtype: Literal["auto", "float8", "nvfp4"] = "auto"
     """Latent cache dtype; only auto (the activation dtype) is built."""
     disaggregation: str | None = None
@@ -67,7 +87,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choices(self)
         unbuilt = {
-            "speculation": None,
             "kv_dtype": "auto",
             "disaggregation": None,
             "profile": None,
@@ -83,6 +102,7 @@ class EngineConfig:
             raise ConfigError(
                 f"rank_deadline_s={self.rank_deadline_s} must be positive and at most {_LONGEST_S}"
             )
+        _check_speculation(self)
         for name in ("max_model_len", "num_threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -134,6 +154,9 @@ class SamplingParams:
     """Randomness of this request; None: drawn at admission."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            raise RequestError("stop", f"write ({self.stop!r},): each string of a tuple is a stop")
+        _check_types(self)
         limits: tuple[tuple[str, float, float], ...] = (
             ("max_tokens", 1, _LARGEST),
             ("min_tokens", 0, self.max_tokens),
@@ -156,8 +179,6 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
                 raise RequestError("logit_bias", f"{bias} for token {token} is outside -100 .. 100")
-        if isinstance(self.stop, str):
-            raise RequestError("stop", f"write ({self.stop!r},): each string of a tuple is a stop")
         if len(self.stop) > MAX_STOPS:
             raise RequestError("stop", f"{len(self.stop)} strings are more than {MAX_STOPS}")
         if any(not text for text in self.stop):
@@ -181,14 +202,55 @@ def _from_dict(cls: type[T], values: Mapping[str, Any], error: Any) -> T:
     return cls(**values)
 
 
+def _check_speculation(config: EngineConfig) -> None:
+    if config.drafter is None and config.forced_acceptance is not None:
+        raise ConfigError("forced_acceptance: there are no guesses to accept; set drafter")
+    if config.max_drafts is not None and not 1 <= config.max_drafts <= MAX_DRAFTS:
+        raise ConfigError(f"max_drafts={config.max_drafts} is outside 1 .. {MAX_DRAFTS}")
+    if config.verify_tokens < 2:
+        raise ConfigError(f"verify_tokens={config.verify_tokens} must be at least 2")
+    if not 0 <= config.min_confidence <= 1:
+        raise ConfigError(f"min_confidence={config.min_confidence} is outside 0 .. 1")
+    forced = config.forced_acceptance
+    if forced is not None and not 0 <= forced <= MAX_DRAFTS:
+        raise ConfigError(f"forced_acceptance={forced} is outside 0 .. {MAX_DRAFTS}")
+
+
 def _check_choices(config: EngineConfig) -> None:
     choices = {
         "mode": ("off", "auto", "require"),
         "dtype": ("auto", "float32", "bfloat16"),
         "load_format": ("checkpoint", "dummy"),
+        "acceptance": ("match", "token", "block"),
     }
     for name, allowed in choices.items():
         if getattr(config, name) not in allowed:
             raise ConfigError(
                 f"{name}={getattr(config, name)!r}; choose one of {', '.join(allowed)}"
             )
+
+
+def _check_types(params: SamplingParams) -> None:
+    """Raises RequestError where a value is not of the type that its field declares."""
+    for item in fields(params):
+        value, declared = getattr(params, item.name), item.type
+        if not _is_a(value, declared):
+            name = declared.__name__ if isinstance(declared, type) else declared
+            raise RequestError(item.name, f"{value!r} is not of type {name}")
+
+
+def _is_a(value: object, declared: Any) -> bool:
+    """Whether a value has a declared type. An integer is a number, True is none, and a list will
+    do for a tuple."""
+    kind, inner = get_origin(declared) or declared, get_args(declared)
+    if kind is UnionType:
+        return any(_is_a(value, each) for each in inner)
+    if kind is tuple:
+        return isinstance(value, tuple | list) and all(_is_a(each, inner[0]) for each in value)
+    if kind is Mapping:
+        return isinstance(value, Mapping) and all(
+            _is_a(key, inner[0]) and _is_a(each, inner[1]) for key, each in value.items()
+        )
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, int | float if kind is float else kind)

@@ -1,8 +1,9 @@
 """Triton kernels on a CPU: its interpreter, made right where it is wrong.
 
-Without a GPU the kernels of this project run interpreted. Three things need help: a dot of bf16
+Without a GPU the kernels of this project run interpreted. Four things need help: a dot of bf16
 multiplies the raw bits of its operands, a cast of fp32 to bf16 cuts bits off instead of rounding
-to nearest, and the grid-dependency instructions are unknown.
+to nearest, casts from and to e4m3 are wrong for NaN, and the grid-dependency instructions are
+unknown.
 """
 
 import importlib.util
@@ -35,7 +36,8 @@ def enable() -> None:
 
     cuda.gdc_wait = cuda.gdc_launch_dependents = _nothing
     if InterpreterBuilder.create_dot is not _dot:
-        for name, mended in (("create_dot", _dot), ("cast_impl", _cast)):
+        mends = {"create_dot": _dot, "cast_impl": _cast, "create_fp_to_fp": _fp8}
+        for name, mended in mends.items():
             setattr(InterpreterBuilder, f"plain_{name}", getattr(InterpreterBuilder, name))
             setattr(InterpreterBuilder, name, mended)
 
@@ -66,6 +68,21 @@ def _cast(builder: Any, value: Any, dst_type: Any) -> Any:
     else:
         return builder.plain_cast_impl(value, dst_type)
     return TensorHandle(data, target)
+
+
+def _fp8(builder: Any, value: Any, dst_type: Any, *rounding: Any) -> Any:
+    """The interpreter's cast between floats, with torch's e4m3."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    source, target = value.dtype.scalar, dst_type.scalar
+    if source == tl.float8e4nv:
+        codes = torch.from_numpy(np.ascontiguousarray(value.data)).view(torch.float8_e4m3fn)
+        return _cast(builder, TensorHandle(codes.float().numpy(), tl.float32), target)
+    if target == tl.float8e4nv:
+        wide = torch.from_numpy(np.ascontiguousarray(_cast(builder, value, tl.float32).data))
+        return TensorHandle(wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy(), target)
+    return builder.plain_create_fp_to_fp(value, dst_type, *rounding)
 
 
 def _is_bf16(dtype: Any) -> bool:

@@ -35,9 +35,9 @@ from tercel.ops.catalog import catalog
 
 PAGE = Path(__file__).parents[1] / "docs/compiled.md"
 TARGETS = {Arch.SM_90: 90, Arch.SM_100: 100, Arch.SM_103: 103, Arch.SM_107: 107}
-SPILL_BYTES = {("_select", arch): 64 for arch in TARGETS}
+SPILL_BYTES = {(kernel, arch): 64 for kernel in ("_select", "_absorb") for arch in TARGETS}
 """(kernel, architecture) to the bytes that it may spill; otherwise none. The selection
-loads its rows far ahead of their use."""
+keeps two tiles of rows on their way; turned queries want sines of large fp64 angles."""
 JOB_S = 1200.0
 """One kernel on one architecture, on a busy machine."""
 HEADER = """<!-- Written by tools/compile.py; run `make compile`. -->
@@ -97,11 +97,14 @@ class Shapes:
     """Draws a cell's inputs without their contents."""
 
     def __init__(self) -> None:
-        self.normal = self.uniform = self.integers = self.poison = self._empty
+        self.normal = self.uniform = self.poison = self._empty
 
     def _empty(self, *shape: int, dtype: str = "act", **_: Any) -> torch.Tensor:
         wanted = torch.bfloat16 if dtype == "act" else DTYPES[dtype]
         return torch.empty(shape, dtype=wanted, device="meta")
+
+    def integers(self, *shape: int, dtype: str = "i64", **_: Any) -> torch.Tensor:
+        return self._empty(*shape, dtype=dtype)
 
     def choice(self, count: int, *, low: int, high: int) -> torch.Tensor:
         return self._empty(count, dtype="i64")

@@ -6,7 +6,6 @@ tokens from device tensors only.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from tercel.contract import Op
 from tercel.core.cache import DrafterCache
 from tercel.core.drafter import DrafterConfig, GqaShape, MlaShape
 from tercel.core.drafter_parameters import DrafterLayerWeights, DrafterWeights, GqaWeights
+from tercel.core.drafting import Block, DraftSampling
 from tercel.core.group import Group
 from tercel.core.parameters import MlaWeights
 from tercel.ops.activation.silu_mul import silu_mul
@@ -55,32 +55,6 @@ SITES: Mapping[str, Op[..., Any]] = {
     "confidence": linear_f32,
 }
 """Site to op, for tercel.blocks.sites.table."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """What is drafted in a step, one block per request."""
-
-    anchors: torch.Tensor
-    """[R] i64 the last known token of each request, which the target has not run."""
-    context_lens: torch.Tensor
-    """[R] i64 tokens that the caches hold: the anchors' positions. Padding requests have 0."""
-    block_table: torch.Tensor
-    """[R, pages] i64."""
-    num_drafts: int
-    """Of every request."""
-
-
-@dataclass(frozen=True)
-class DraftSampling:
-    """How drafts are drawn; the temperature is the request's own."""
-
-    temperature: torch.Tensor
-    """[R] f32."""
-    seeds: torch.Tensor
-    """[R] i64."""
-    greedy: bool
-    """Whether every temperature is 0."""
 
 
 def write_context(

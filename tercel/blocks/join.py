@@ -1,7 +1,7 @@
 """Where the ranks' parts come together: project, reduce, add to the residual, select, normalise.
 
 Each join returns (normed, prefix, mixture): the next sublayer's input, the prefix sum it belongs
-to (None right after a snapshot), and the row before the norm, which drafters tap.
+to (None right after a snapshot, which is in the bank then), and the row before the norm.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tercel.blocks.pipeline import Taps
 from tercel.blocks.sites import SiteTable
+from tercel.core.drafting import Taps
 from tercel.core.group import Group
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import (
@@ -101,8 +101,18 @@ def start_stage(
     else:
         normed, updated, mixture = _select(k, prefix, (None, bank), selection, place.model)
     if taps is not None:
-        taps.capture(before, mixture)
+        taps.capture(before, mixture, prefix)
     return normed, updated
+
+
+def summed(
+    prefix: torch.Tensor | None, bank: torch.Tensor, selection: Selection | None
+) -> torch.Tensor:
+    """The prefix sum that a join made, also where it has just become a snapshot."""
+    if prefix is not None:
+        return prefix
+    assert selection is not None and selection.stores is not None
+    return bank[selection.stores]
 
 
 def join_attention(

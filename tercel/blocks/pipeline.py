@@ -4,32 +4,11 @@ With attention residuals the stream is not one row per token but the prefix sum 
 taken so far: any later layer may select any of them. Drafters' taps travel with it.
 """
 
-from dataclasses import dataclass
-
 import torch
 
+from tercel.core.drafting import Taps
 from tercel.core.group import Group
 from tercel.core.rank import Rank
-
-
-@dataclass(frozen=True)
-class Taps:
-    """Rows that drafters read: the stream after some layers, before the norm of what follows."""
-
-    layers: tuple[int, ...]
-    """Ascending."""
-    rows: torch.Tensor
-    """[len(layers), T, N], written by the stages that pass them; whole on the last one."""
-
-    def capture(self, layer: int, mixture: torch.Tensor) -> None:
-        """Keeps the stream after `layer` where it is one of `layers`."""
-        if layer in self.layers:
-            self.rows[self.layers.index(layer)].copy_(mixture)
-
-    def before(self, layer: int) -> torch.Tensor:
-        """The rows that are written when `layer` is about to start, the one before it aside: its
-        tap is the selection that `layer` starts with."""
-        return self.rows[: sum(tapped < layer - 1 for tapped in self.layers)]
 
 
 def send(

@@ -34,6 +34,7 @@ from tercel.weights.published import NAMES, TOTAL_BYTES, published_config
 from tercel.weights.rank_manifest import RankManifest, rank_manifest
 from tercel.weights.requantize import Exactness
 from tercel.weights.shards import write_json
+from tercel.weights.staging import staged
 from tercel.weights.tiny import tiny_config
 from tercel.weights.write import write_random_checkpoint
 
@@ -174,8 +175,10 @@ def make_tiny(
     tokens = byte_tokens()
     vocab_size = (len(tokens) + _SPECIAL_SLOTS) // _VOCAB_MULTIPLE * _VOCAB_MULTIPLE
     config = tiny_config(family, vocab_size, size_bytes=size_bytes, changes=_parse(changes or []))
-    write_random_checkpoint(out, config, num_shards=shards, seed=seed)
-    _write_tokenizer(out, tokens[: vocab_size - _SPECIAL_SLOTS])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with _ended_by_sigterm(), staged(out, "making a checkpoint") as staging:
+        write_random_checkpoint(staging, config, num_shards=shards, seed=seed)
+        _write_tokenizer(staging, tokens[: vocab_size - _SPECIAL_SLOTS])
     _show({"model": str(out), **_summary(manifest_from_config(config))}, as_json)
 
 

@@ -9,6 +9,7 @@ import typer
 from tercel.cli.options import Json, dataclass_options
 from tercel.cli.ranks import serve_as_rank
 from tercel.config import EngineConfig
+from tercel.gates.acceptance import RECORD, AcceptanceGate, read_record, record, unhealthy
 from tercel.gates.accuracy import AccuracyGate
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -63,6 +64,71 @@ def accuracy(
     if result["exact_match"] < at_least:
         typer.secho(f"exact match is below {at_least:.1%}", fg=typer.colors.RED, err=True)
         raise typer.Exit(1)
+
+
+@app.command()
+@dataclass_options(EngineConfig, "engine", skip=("model", "drafter", "seed", "max_running"))
+@dataclass_options(AcceptanceGate, "gate")
+def acceptance(
+    model: Annotated[Path, typer.Option(help="Checkpoint directory.")],
+    drafter: Annotated[str, typer.Option(help="Directory of a drafter checkpoint, or `suffix`.")],
+    save: Annotated[
+        bool, typer.Option(help="Record the figures as healthy, beside the drafter.")
+    ] = False,
+    as_json: Json = False,
+    *,
+    engine: dict[str, Any],
+    gate: dict[str, Any],
+) -> None:
+    """How many guesses of a drafter are accepted; exit 1 below 97 % of what is recorded."""
+    from tercel.cli.progress import counting_bar, loading_bar
+    from tercel.runtime.llm import LLM
+
+    plan = AcceptanceGate(**{**gate, "temperatures": gate["temperatures"] or (0.0, 1.0)})
+    engine |= {"model": str(model), "drafter": drafter, "max_running": plan.batch}
+    if serve_as_rank(EngineConfig(**engine)):
+        return
+    with loading_bar() as progress:
+        llm = LLM(progress=progress, **engine)
+    with llm, counting_bar("Problems") as report:
+        measured = plan.run(llm, report)
+    problems = unhealthy(measured, read_record(Path(drafter)))
+    result = {
+        "model": str(model),
+        "drafter": drafter,
+        "rule": engine["acceptance"],
+        "problems": plan.problems,
+        "forced_acceptance": engine["forced_acceptance"] is not None,
+        "acceptance": [each.to_dict() for each in measured],
+        "unhealthy": problems,
+    }
+    if save:
+        text = json.dumps(record(measured, plan), indent=1)
+        (Path(drafter) / RECORD).write_text(text + "\n")
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        _show_acceptance(result)
+    if problems and not save:
+        typer.secho("; ".join(problems), fg=typer.colors.RED, err=True)
+        raise typer.Exit(1)
+
+
+def _show_acceptance(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("temperature", "acceptance length", "rounds", "per position", box=None)
+    for each in result["acceptance"]:
+        table.add_row(
+            f"{each['temperature']:g}",
+            f"{each['acceptance_length']:.3f}",
+            str(each["rounds"]),
+            " ".join(f"{share:.3f}" for share in each["per_position"]),
+        )
+    Console().print(table)
+    if result["forced_acceptance"]:
+        typer.echo("acceptance is forced: the texts are not the model's")
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -133,6 +133,8 @@ class Hazard:
     """For early_read: arguments read before the wait for the previous launch, which therefore must
     not be written by it. Program resolution proves this."""
     raises: bool = False
+    when: str = ""
+    """The argument whose truth makes this call run the risk; empty: every call does."""
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,8 @@ class DrafterConfig:
     confidence_with_markov: bool
     confidence_temperatures: tuple[float, ...] = ()
     """Calibration of the confidence of each slot; empty: none."""
+    target_fingerprint: str | None = None
+    """Of the checkpoint that it was trained for (tercel/weights/fingerprint.py)."""
 
     @property
     def max_drafts(self) -> int:

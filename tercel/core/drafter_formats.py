@@ -30,7 +30,7 @@ _COMMON = frozenset(
     max_position_embeddings rope_parameters rope_scaling rope_theta target_hidden_size
     num_target_layers block_size mask_token_id markov_rank enable_confidence_head
     confidence_head_with_markov confidence_temperatures sample_from_anchor causal aux_hidden_stream
-    num_key_value_heads target_layer_ids""".split()
+    num_key_value_heads target_layer_ids target_fingerprint""".split()
 )
 _QWEN3 = frozenset(
     "head_dim layer_types sliding_window use_sliding_window rope_is_neox_style".split()
@@ -252,6 +252,7 @@ def _build(
         causal=tuple(layer_causal(window) for window in windows),
         target_hidden_size=keys.get("target_hidden_size") or keys["hidden_size"],
         target_num_layers=keys.get("num_target_layers"),
+        target_fingerprint=keys.get("target_fingerprint"),
         taps=tuple(keys["target_layer_ids"]),
         tap_stream=_STREAMS[keys.get("aux_hidden_stream", "mixture")],
         fc_norm=bool(keys.get("fc_norm", False)),

@@ -62,10 +62,8 @@ def on_device(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -
     return torch.tensor(values, dtype=dtype, pin_memory=is_gpu).to(device, non_blocking=True)
 
 
-def build_inputs(
-    plan: StepPlan, *, page_size: int, device: torch.device, pending: dict[str, int] | None = None
-) -> StepInputs:
-    """Copies `plan` to `device`; `pending` maps request ids to accepted drafts (none: zero)."""
+def build_inputs(plan: StepPlan, *, page_size: int, device: torch.device) -> StepInputs:
+    """Copies `plan` to `device`."""
 
     def put(values: list[int]) -> torch.Tensor:
         return on_device(values, torch.int64, device)
@@ -82,7 +80,7 @@ def build_inputs(
         sample_rows=put(_sample_rows(plan)),
         num_prefill_tokens=plan.num_prefill_tokens,
         prefill=_prefill(plan, put, device) if plan.prefill else None,
-        verify=_verify(plan, put, pending or {}, device) if plan.verify else None,
+        verify=_verify(plan, put, device) if plan.verify else None,
     )
 
 
@@ -114,13 +112,11 @@ def _prefill(plan: StepPlan, put: Put, device: torch.device) -> PrefillInputs:
     )
 
 
-def _verify(
-    plan: StepPlan, put: Put, pending: dict[str, int], device: torch.device
-) -> VerifyInputs:
+def _verify(plan: StepPlan, put: Put, device: torch.device) -> VerifyInputs:
     return VerifyInputs(
         width=plan.tokens_per_verify_row,
         slots=put([row.slot for row in plan.verify]),
         block_table=_block_table(plan.verify, device),
         context_lens=put([row.context_len for row in plan.verify]),
-        pending=put([pending.get(row.request_id, 0) for row in plan.verify]),
+        pending=put([row.pending for row in plan.verify]),
     )

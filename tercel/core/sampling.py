@@ -27,6 +27,9 @@ class RowSampling:
     empty where no penalty is set."""
     bias: tuple[tuple[int, float], ...] = ()
     """(token, value added to its logit), each token once; -inf bans it."""
+    allowed: bytes | None = None
+    """A bit per token of the vocabulary, the lowest bit first: a grammar allows the token; None
+    allows all."""
     logprobs: int | None = None
     """How many best tokens to report beside the drawn one; None reports nothing."""
 
@@ -73,11 +76,16 @@ class RowResult:
 
     request_id: str
     tokens: tuple[int, ...]
-    """Accepted tokens, in order; empty if not `is_finite`."""
+    """Accepted drafts and the token after them."""
     is_finite: bool = True
-    """False: the logits hold NaN or infinity, and no token was drawn."""
+    """False: the logits after the accepted drafts hold NaN or infinity, and no token was drawn."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One per token where asked for."""
+    drafts: tuple[int, ...] = ()
+    """Guesses of what follows the last of the tokens."""
+    confidence: tuple[float, ...] = ()
+    """The drafter's estimate that each guess is accepted if those before it are; empty without a
+    confidence head."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,14 @@ class Row:
     """Whether a next token is drawn after this row: false for all but the last prefill chunk."""
     sampling: RowSampling = GREEDY
     """How it is drawn."""
+    num_drafts: int = 0
+    """Of a verify row: tokens after the first that are drafts. What follows them brings the row to
+    the step's width and is not read."""
+    after_drafts: tuple[RowSampling, ...] = ()
+    """How the token after each draft is drawn, where that depends on the drafts; empty: as
+    `sampling`."""
+    pending: int = 0
+    """Drafts of the request's last step that were accepted: its KDA state lacks them still."""
 
     @property
     def num_tokens(self) -> int:
@@ -36,8 +44,17 @@ class Row:
 
     @property
     def seq_len(self) -> int:
-        """Cached tokens after the step."""
+        """Cached tokens after the step, rejected drafts included."""
         return self.context_len + len(self.tokens)
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        return self.tokens[1 : 1 + self.num_drafts]
+
+    def sampling_at(self, position: int) -> RowSampling:
+        """How the token at `position`, after the row's tokens before it, is drawn."""
+        draft = position - self.context_len - 2
+        return self.after_drafts[draft] if 0 <= draft < len(self.after_drafts) else self.sampling
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,8 @@ class StepPlan:
     """Pages allotted since the last step, cleared before this one runs: masked attention still
     multiplies what an earlier owner left, and 0 * NaN is NaN. A slot needs no clearing, since a row
     with context_len 0 ignores what its slot holds."""
+    num_drafts: int = 0
+    """Guesses wanted of each request that samples, for its next step."""
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -1,5 +1,6 @@
 """Who holds which cache pages and KDA slot. Page ids and slots serve every layer alike."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tercel.core.step import SINK
@@ -65,6 +66,14 @@ class CacheManager:
             return False
         self._held[request_id] = Allocation(held.slot, held.pages + self._take_pages(missing))
         return True
+
+    def can_extend(self, num_tokens: Mapping[str, int]) -> bool:
+        """Whether all these requests could be extended to so many positions each."""
+        missing = (
+            self.pages_for(count) - len(self._held[request_id].pages)
+            for request_id, count in num_tokens.items()
+        )
+        return sum(max(0, count) for count in missing) <= len(self._free_pages)
 
     def free(self, request_id: str) -> None:
         """Takes everything back."""

@@ -12,17 +12,21 @@ import torch
 from tercel.config import EngineConfig
 from tercel.core.arch import arch_of
 from tercel.core.cache import ModelCache
+from tercel.core.drafter import DrafterConfig
 from tercel.core.group import Groups
 from tercel.core.model import ModelConfig
 from tercel.core.parameters import ModelWeights
 from tercel.errors import CheckpointError
 from tercel.parallel import SingleGroup
+from tercel.runtime.drafting import max_drafts_of, open_drafter, start_drafting
+from tercel.runtime.forced import ForcedAcceptance
 from tercel.runtime.graphs import CudaCapture, GraphRunner, step_sizes
 from tercel.runtime.model_runner import ModelRunner
 from tercel.runtime.ranks import RANK_MAIN, Ranks
 from tercel.runtime.runner import OpenModel, ReportProgress, Runner
 from tercel.runtime.sampler import Sampler
 from tercel.runtime.tokenizer import Tokenizer
+from tercel.targets.binding import SAMPLE, counted
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
 from tercel.targets.program import Program
 from tercel.targets.state import CacheSizes, create_cache
@@ -41,8 +45,15 @@ class Opened:
     model: ModelConfig
     tokenizer: Tokenizer
     device: torch.device
+    drafter: DrafterConfig | None = None
+    """None: nothing is drafted, or without a model."""
     local_size: int = 1
     """Ranks that share this host's cores."""
+
+    @property
+    def max_drafts(self) -> int:
+        """Guesses per request and step that a step may verify."""
+        return max_drafts_of(self.config, self.drafter)
 
     def plan(self, rank: int, resolve: Callable[..., Plan] = resolve) -> Plan:
         """The program of a rank.
@@ -81,7 +92,7 @@ def open_files(config: EngineConfig, *, local_rank: int = 0, local_size: int = 1
     device = device_of(config)
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", local_rank)
-    return Opened(config, model, tokenizer, device, local_size)
+    return Opened(config, model, tokenizer, device, open_drafter(config, model), local_size)
 
 
 def open_checkpoint(
@@ -109,7 +120,8 @@ def open_checkpoint(
         return start_rank(opened, plan, weights, Groups(group, group))
 
     model = opened.model
-    return OpenModel(opened.tokenizer, model.vocab_size, model.max_position_embeddings, load)
+    limit = model.max_position_embeddings
+    return OpenModel(opened.tokenizer, model.vocab_size, limit, load, opened.max_drafts)
 
 
 def load_weights(opened: Opened, plan: Plan, progress: ReportProgress | None) -> ModelWeights:
@@ -131,18 +143,32 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
         num_pages=config.cache_tokens // config.page_size + 1,
         page_size=config.page_size,
         num_slots=config.max_running + 1,
+        max_draft=opened.max_drafts,
     )
     unwritten = range(tokenizer.vocab_size, opened.model.vocab_size)
     program = plan.program(weights, groups)
+    forced = config.forced_acceptance
     cache = create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device)
+    sampler = Sampler(
+        groups.tp,
+        tokenizer.illegal_ids.union(unwritten),
+        device,
+        draw=counted(SAMPLE, plan.sampling, program.counts),
+        rule=config.acceptance,
+        forced=None if forced is None else ForcedAcceptance(forced),
+    )
+    drafting = None
+    if opened.drafter is not None:
+        drafting = start_drafting(config, opened.drafter, plan, program, sizes, device)
     return ModelRunner(
         program,
         cache,
-        Sampler(groups.tp, tokenizer.illegal_ids.union(unwritten), device),
+        sampler,
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,
         graphs=_graphs(opened, plan, program, cache),
+        drafting=drafting,
     )
 
 
@@ -150,8 +176,8 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
 def _graphs(opened: Opened, plan: Plan, program: Program, cache: ModelCache) -> GraphRunner | None:
     """The decode steps, captured; None where they run op by op."""
     config = opened.config
-    one_rank = plan.place.layout.world_size == 1
-    if opened.device.type != "cuda" or not one_rank or not config.decode_graphs:
+    plain = plan.place.layout.world_size == 1 and opened.drafter is None
+    if opened.device.type != "cuda" or not plain or not config.decode_graphs:
         return None
     longest = config.max_model_len or min(opened.model.max_position_embeddings, config.cache_tokens)
     sizes = step_sizes(config.max_running, -(-longest // config.page_size), plan.route.row.limits)

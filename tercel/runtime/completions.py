@@ -35,6 +35,10 @@ class Completion:
     error: str | None
     prompt_tokens: int
     completion_tokens: int
+    rounds: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    forced_acceptance: bool = False
 
     @classmethod
     def of(cls, outputs: Iterable[RequestOutput]) -> "Completion":
@@ -50,6 +54,10 @@ class Completion:
             error=last.error,
             prompt_tokens=last.prompt_tokens,
             completion_tokens=last.completion_tokens,
+            rounds=last.rounds,
+            drafted_tokens=last.drafted_tokens,
+            accepted_tokens=last.accepted_tokens,
+            forced_acceptance=last.forced_acceptance,
         )
 
 

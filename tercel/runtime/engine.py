@@ -13,8 +13,16 @@ from tercel.core.sampling import StepResult
 from tercel.core.step import StepPlan
 from tercel.errors import ConfigError, EngineError
 from tercel.runtime.cache_manager import CacheManager
+from tercel.runtime.matcher import Matcher
 from tercel.runtime.metrics import Counters, RequestClock, Stats, Usage
 from tercel.runtime.outputs import RequestOutput
+from tercel.runtime.proposals import (
+    SUFFIX,
+    DrafterProposer,
+    Proposer,
+    Speculation,
+    SuffixProposer,
+)
 from tercel.runtime.request import Request
 from tercel.runtime.runner import OpenModel, ReportProgress
 from tercel.runtime.scheduler import Scheduler
@@ -47,11 +55,13 @@ class Engine:
             num_slots=config.max_running,
             page_size=config.page_size,
         )
+        self._speculation = _speculation(config, model)
         self._scheduler = Scheduler(
             self._cache,
             max_model_len=self.limits.max_model_len,
             max_running=config.max_running,
             max_step_tokens=config.max_step_tokens,
+            speculation=self._speculation,
         )
         if self._scheduler.max_running < config.max_running:
             _LOG.warning(
@@ -72,8 +82,14 @@ class Engine:
     def has_work(self) -> bool:
         return self._scheduler.has_work
 
-    def add_request(self, request_id: str, prompt_ids: Tokens[int], params: SamplingParams) -> None:
-        """Queues a request.
+    def add_request(
+        self,
+        request_id: str,
+        prompt_ids: Tokens[int],
+        params: SamplingParams,
+        matcher: Matcher | None = None,
+    ) -> None:
+        """Queues a request; `matcher` restricts what it may write.
 
         Raises:
             RequestError: a field is outside the limits, or the id is in use.
@@ -89,10 +105,16 @@ class Engine:
             params,
             max_model_len=self.limits.max_model_len,
             stop_ids=self.tokenizer.stop_ids,
+            matcher=matcher,
         )
         self._scheduler.add(sequence)
         clock = RequestClock(time.monotonic())
-        self._requests[request_id] = Request(sequence, self.tokenizer, clock)
+        self._requests[request_id] = Request(
+            sequence,
+            self.tokenizer,
+            clock,
+            forced_acceptance=self.config.forced_acceptance is not None,
+        )
         self._counters.num_prompt_tokens += len(prompt_ids)
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -141,7 +163,10 @@ class Engine:
             num_used_slots=self._cache.num_used_slots,
             num_preemptions=self._scheduler.num_preemptions,
         )
-        return Stats(usage, deepcopy(self._counters), dict(self._runner.calls()))
+        rounds = None if self._speculation is None else deepcopy(self._speculation.counts)
+        is_forced = self.config.forced_acceptance is not None
+        calls = dict(self._runner.calls())
+        return Stats(usage, deepcopy(self._counters), calls, rounds, is_forced)
 
     def check(self) -> None:
         """Raises EngineError where a rank of the model has died."""
@@ -181,6 +206,22 @@ class Engine:
     def _check_usable(self) -> None:
         if not self._is_usable:
             raise EngineError("the engine is closed, or a step of it failed; create another")
+
+
+def _speculation(config: EngineConfig, model: OpenModel) -> Speculation | None:
+    if not model.max_drafts:
+        return None
+    proposer: Proposer
+    if config.drafter == SUFFIX:
+        proposer = SuffixProposer()
+    else:
+        proposer = DrafterProposer(model.max_drafts, config.min_confidence)
+    return Speculation(
+        proposer,
+        max_drafts=model.max_drafts,
+        verify_tokens=config.verify_tokens,
+        adaptive=config.adaptive_drafts,
+    )
 
 
 def _max_model_len(config: EngineConfig, model: OpenModel) -> int:

@@ -57,7 +57,7 @@ class FixedInputs:
         rows = self._sample_rows[: size.tokens]
         return StepInputs(tokens, mapping, rows, num_prefill_tokens=0, prefill=None, verify=verify)
 
-    def fill(self, plan: StepPlan, size: StepSize, pending: dict[str, int] | None = None) -> None:
+    def fill(self, plan: StepPlan, size: StepSize) -> None:
         """Copies `plan`, which has exactly `size.rows` verify rows, to the device, in the order of
         the stream and without waiting for it."""
         if self._copied is not None:
@@ -73,7 +73,7 @@ class FixedInputs:
         ]
         for index, row in enumerate(plan.verify):
             slots[index], lengths[index] = row.slot, row.context_len
-            held[index] = (pending or {}).get(row.request_id, 0)
+            held[index] = row.pending
             table[index, : len(row.pages)] = row.pages
         used = _length(size)
         self._device[:used].copy_(self._host[:used], non_blocking=True)

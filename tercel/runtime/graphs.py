@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from tercel.core.cache import ModelCache
+from tercel.core.drafting import Taps
 from tercel.core.inputs import StepInputs
 from tercel.core.step import StepClass, StepPlan, TokenLimits
 from tercel.errors import EngineError
@@ -40,10 +41,14 @@ class Program(Protocol):
         ...
 
     def run(
-        self, inputs: StepInputs, cache: ModelCache, step_class: StepClass
+        self,
+        inputs: StepInputs,
+        cache: ModelCache,
+        step_class: StepClass,
+        taps: Taps | None = None,
     ) -> torch.Tensor | None:
         """Logits of the sampled rows [S, vocabulary of this rank] f32, None before the last
-        pipeline stage; updates the caches."""
+        pipeline stage; updates the caches, and writes `taps`."""
         ...
 
 

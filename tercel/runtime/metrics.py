@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tercel.runtime.proposals import RoundCounts
 from tercel.runtime.sequence import FinishReason
 
 _SECONDS = tuple(base * 10.0**power for power in range(-4, 2) for base in (1.0, 2.5, 5.0))
@@ -73,6 +74,10 @@ class Stats:
     counters: Counters
     program_calls: Mapping[str, int] = field(default_factory=dict)
     """Calls per site, op and implementation, proving which code ran."""
+    rounds: RoundCounts | None = None
+    """What became of guesses; None: nothing is guessed."""
+    forced_acceptance: bool = False
+    """Whether guesses are accepted by decree."""
 
 
 @dataclass

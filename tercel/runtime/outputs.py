@@ -26,3 +26,11 @@ class RequestOutput:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     """Tokens so far, a stop token included."""
+    rounds: int = 0
+    """Steps so far that verified guesses."""
+    drafted_tokens: int = 0
+    """Guesses verified in them."""
+    accepted_tokens: int = 0
+    """Guesses that became tokens."""
+    forced_acceptance: bool = False
+    """Whether guesses are accepted by decree: the text is then not the model's."""

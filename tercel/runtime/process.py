@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 
 from tercel.config import EngineConfig, SamplingParams
-from tercel.errors import EngineError, RequestError
+from tercel.errors import EngineError, RequestError, TercelError
 from tercel.runtime.messages import (
     Abort,
     AskStats,
@@ -66,7 +66,7 @@ class EngineClient:
         self._error: Exception | None = EngineError("the engine is not started")
         self._failure: Exception | None = None
         self._limits: Limits | None = None
-        self._is_started = False
+        self._is_started = self._is_closing = False
 
     @property
     def is_alive(self) -> bool:
@@ -106,6 +106,7 @@ class EngineClient:
         except BaseException:
             await self.close(drain_s=0)
             raise
+        shutil.rmtree(self._directory, ignore_errors=True)  # connected: nobody looks there again
         self._limits, self._error = ready.limits, None
 
     def generate(
@@ -124,7 +125,8 @@ class EngineClient:
     async def abort(self, request_id: str) -> None:
         """Ends a request; its generator then gives a last output with finish_reason abort."""
         if self._process.returncode is None:
-            self._send(Abort(request_id))
+            with contextlib.suppress(TercelError):  # a core that is ending ends its requests
+                self._send(Abort(request_id))
 
     async def stats(self) -> Stats:
         """A snapshot from the core.
@@ -138,6 +140,16 @@ class EngineClient:
         self._stats.append(reply)
         return await reply
 
+    async def lost(self) -> None:
+        """Waits until the core is gone.
+
+        Raises:
+            TercelError: why it ended, where `close` has not ended it.
+        """
+        await asyncio.wait([self._listener])
+        if self._error is not None and not self._is_closing:
+            raise self._error
+
     async def close(self, drain_s: float = 10.0) -> None:
         """Lets running requests finish for `drain_s` seconds, aborts the rest, ends the core.
 
@@ -145,6 +157,7 @@ class EngineClient:
         """
         if not self._is_started:
             return
+        self._is_closing = True
         if self.is_alive:
             self._send(Shutdown(drain_s))
             self._error = EngineError("the engine is shutting down")
@@ -153,10 +166,12 @@ class EngineClient:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
-        await asyncio.wait([self._listener])
-        self._socket.close(linger=0)
-        self._context.term()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        try:
+            await asyncio.wait([self._listener])
+        finally:  # a second Ctrl-C cancels the waiting
+            self._socket.close(linger=0)
+            self._context.term()
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     async def __aenter__(self) -> "EngineClient":
         await self.start()
@@ -194,13 +209,17 @@ class EngineClient:
                 while await self._socket.poll(0):
                     self._handle(self._decoder.decode(await self._socket.recv()))
         finally:
-            self._error = self._error or self._death()
-            waiting: list[asyncio.Future[Any]] = [self._ready, *self._stats]
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(self._death())
-            for name in tuple(self._streams):
-                self._put(name, self._death(), is_last=True)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Tells all who wait for the core that it is gone."""
+        self._error = self._error or self._death()
+        waiting: list[asyncio.Future[Any]] = [self._ready, *self._stats]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(self._death())
+        for name in tuple(self._streams):
+            self._put(name, self._death(), is_last=True)
 
     def _handle(self, message: FromCore) -> None:
         match message:
@@ -220,7 +239,8 @@ class EngineClient:
                 if not reply.done():
                     reply.set_result(stats)
             case Failed(failure):
-                self._failure = failure.error()
+                self._failure = self._error = failure.error()
+                self._give_up()  # before its process is gone, which may take seconds
 
     def _put(self, request_id: str, item: RequestOutput | Exception, *, is_last: bool) -> None:
         queue = self._streams.pop(request_id) if is_last else self._streams[request_id]

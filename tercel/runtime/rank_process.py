@@ -3,6 +3,7 @@
 It decides nothing: one scheduler, in the engine's process, sends every rank the same plan.
 """
 
+import contextlib
 import os
 import platform
 import signal
@@ -183,9 +184,9 @@ def _connect(context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str) -> "zmq.S
 
 
 def _end_with_engine(monitor: "zmq.Socket[bytes]") -> None:
-    event = recv_monitor_message(monitor)["event"]
-    if event == zmq.EVENT_DISCONNECTED:
-        os._exit(1)
+    with contextlib.suppress(zmq.ContextTerminated):  # this process ends by itself
+        if recv_monitor_message(monitor)["event"] == zmq.EVENT_DISCONNECTED:
+            os._exit(1)
     monitor.close(linger=0)
 
 

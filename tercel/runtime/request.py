@@ -13,8 +13,17 @@ from tercel.runtime.tokenizer import Tokenizer
 class Request:
     """Turns what the scheduler reports about `sequence` into outputs."""
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer, clock: RequestClock) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        clock: RequestClock,
+        *,
+        forced_acceptance: bool = False,
+    ) -> None:
+        """`forced_acceptance` is said in every output."""
         params = sequence.params
+        self._forced_acceptance = forced_acceptance
         self.sequence = sequence
         self.clock = clock
         self._text = OutputText(tokenizer, params.stop, params.min_tokens)
@@ -54,6 +63,10 @@ class Request:
             error=self._error() if reason == "error" else None,
             prompt_tokens=self.sequence.num_prompt_tokens,
             completion_tokens=self._num_tokens,
+            rounds=self.sequence.drafting.rounds,
+            drafted_tokens=self.sequence.drafting.drafted,
+            accepted_tokens=self.sequence.drafting.accepted,
+            forced_acceptance=self._forced_acceptance,
         )
 
     def _error(self) -> str:

@@ -57,3 +57,5 @@ class OpenModel:
     max_position_embeddings: int
     load: Callable[[ReportProgress | None], Runner]
     """Reads the weights."""
+    max_drafts: int = 0
+    """Guesses per step that its drafter was trained for; 0: it has none."""

@@ -8,6 +8,8 @@ from typing import Literal
 from tercel.config import SamplingParams
 from tercel.core.sampling import RowSampling
 from tercel.errors import RequestError
+from tercel.runtime.matcher import Matcher
+from tercel.runtime.proposals import DraftState
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -54,8 +56,10 @@ class Sequence:
         *,
         max_model_len: int,
         stop_ids: frozenset[int] = frozenset(),
+        matcher: Matcher | None = None,
     ) -> None:
-        """`params.seed` is set; `stop_ids` are the model's own stop tokens."""
+        """`params.seed` is set; `stop_ids` are the model's own stop tokens; `matcher` says what a
+        grammar allows next."""
         self.request_id = request_id
         self.params = params
         self.token_ids = list(prompt_ids)
@@ -67,7 +71,11 @@ class Sequence:
         self._max_tokens = min(params.max_tokens, max_model_len - len(prompt_ids))
         own = frozenset() if params.ignore_eos else stop_ids
         self._stop_ids = own.union(params.stop_token_ids)
+        self.drafting = DraftState()
+        self.pending = 0
+        """Accepted drafts of the last step, which the KDA state lacks still."""
         self._history = _history(prompt_ids, params)
+        self._matcher = matcher
         self._sampling = _constant_sampling(params)
 
     @property
@@ -93,20 +101,59 @@ class Sequence:
         self.token_ids.append(token)
         if self._history is not None:
             self._history[token] += 1
+        if self._matcher is not None:
+            self._matcher.advance(token)
         if token in self._stop_ids and self.num_output_tokens > self.params.min_tokens:
             self.finish_reason = "stop"
             self.stop_reason = token if token in self.params.stop_token_ids else None
         elif self.num_output_tokens >= self._max_tokens:
             self.finish_reason = "length"
 
+    @property
+    def num_remaining(self) -> int:
+        """Tokens until the length limit."""
+        return self._max_tokens - self.num_output_tokens
+
     def sampling(self) -> RowSampling:
         """How the next token is drawn."""
+        return self._sampling_after(self.num_output_tokens, self._history)
+
+    def sampling_of(self, drafts: Tokens[int]) -> tuple[tuple[int, ...], tuple[RowSampling, ...]]:
+        """(the drafts that are possible at all, how the token after each is drawn; empty where
+        that is as `sampling` says). A draft that the grammar does not allow ends them."""
+        if self._history is None and self._matcher is None and not self._is_short:
+            return tuple(drafts), ()
+        history = None if self._history is None else self._history.copy()
+        kept: list[int] = []
+        samplings = []
+        for draft in drafts:
+            if self._matcher is not None and not self._matcher.allows(draft):
+                break
+            kept.append(draft)
+            if history is not None:
+                history[draft] += 1
+            if self._matcher is not None:
+                self._matcher.advance(draft)
+            samplings.append(self._sampling_after(self.num_output_tokens + len(kept), history))
+        if self._matcher is not None:
+            self._matcher.roll_back(len(kept))
+        return tuple(kept), tuple(samplings)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether stop tokens are barred from the next token."""
+        return self.num_output_tokens < self.params.min_tokens
+
+    def _sampling_after(self, num_output: int, history: Counter[int] | None) -> RowSampling:
+        """Of the token after so many of the output."""
         sampling = self._sampling
-        if self._history is not None:
-            sampling = replace(sampling, history=tuple(self._history.items()))
-        if self.num_output_tokens < self.params.min_tokens:
+        if history is not None:
+            sampling = replace(sampling, history=tuple(history.items()))
+        if num_output < self.params.min_tokens:
             banned = dict.fromkeys(sorted(self._stop_ids), float("-inf"))
             sampling = replace(sampling, bias=tuple((dict(sampling.bias) | banned).items()))
+        if self._matcher is not None:
+            sampling = replace(sampling, allowed=self._matcher.mask())
         return sampling
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect
 
 from tercel.errors import TercelError
-from tercel.server.errors import error_body
+from tercel.server.errors import BodyTooLarge, error_body
 from tercel.server.responses import to_json
 from tercel.server.service import Service
 
@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 CLIENT_CLOSED_REQUEST = 499
 """The status of a response that nobody reads, after the field's custom."""
+
+
+MAX_BODY_BYTES = 32 << 20
+"""A million tokens are about 4 MB of text, or 8 MB of ids."""
 
 
 class Job(Protocol):
@@ -43,11 +47,11 @@ async def answer(
     """The response to a request. Leaves the event loop to others while it reads the request.
 
     Raises:
-        RequestError: as `prepare`, or the engine refuses the request.
+        RequestError: the body is too long, as `prepare`, or the engine refuses the request.
         EngineError: the engine failed before the first token.
     """
     try:
-        body = await request.body()
+        body = await _body(request)
     except ClientDisconnect:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     job = await asyncio.to_thread(prepare, service, body)
@@ -64,6 +68,18 @@ async def answer(
     return StreamingResponse(
         _events(first, chunks), media_type="text/event-stream", headers=headers
     )
+
+
+async def _body(request: Request) -> bytes:
+    """Raises BodyTooLarge as soon as there is too much of it."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY_BYTES:
+            raise BodyTooLarge(
+                "body", f"longer than {MAX_BODY_BYTES:,} bytes; send less, or several requests"
+            )
+    return bytes(body)
 
 
 async def _collected(chunks: AsyncGenerator[T]) -> list[T]:

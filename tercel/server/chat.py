@@ -36,7 +36,6 @@ from tercel.server.responses import (
     ChatLogprobs,
     ChatMessage,
     ChunkChoice,
-    CompletionTokensDetails,
     Delta,
     FunctionCall,
     FunctionDelta,
@@ -45,6 +44,7 @@ from tercel.server.responses import (
     ToolCallDelta,
     TopLogprob,
     Usage,
+    completion_details,
 )
 from tercel.server.service import Service
 
@@ -153,6 +153,7 @@ class _Writer:
         self._tokenizer = job.service.tokenizer
         self._assembler = ChatAssembler(self._tokenizer, job.start, job.params)
         self._num_tokens = 0
+        self._latest: RequestOutput | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -162,7 +163,7 @@ class _Writer:
         """The choices of one output. Log-probabilities ride on its first one."""
         deltas = [] if self._num_tokens else [Delta(role="assistant", content="")]
         deltas += [_delta(e) for e in self._assembler.push(output) if not isinstance(e, Done)]
-        self._num_tokens = output.completion_tokens
+        self._num_tokens, self._latest = output.completion_tokens, output
         choices = [ChunkChoice(delta) for delta in deltas]
         if self.is_finished:
             choices.append(ChunkChoice(Delta(), finish_reason=self._assembler.finish_reason))
@@ -175,12 +176,13 @@ class _Writer:
     def usage(self) -> Usage:
         """Tokens of the prompt and of the answer so far."""
         num_prompt, num_output = len(self._job.prompt_ids), self._num_tokens
+        latest = [] if self._latest is None else [self._latest]
         reasoning_tokens = self._assembler.result().reasoning_tokens
         return Usage(
             prompt_tokens=num_prompt,
             completion_tokens=num_output,
             total_tokens=num_prompt + num_output,
-            completion_tokens_details=CompletionTokensDetails(reasoning_tokens),
+            completion_tokens_details=completion_details(latest, reasoning_tokens),
         )
 
 

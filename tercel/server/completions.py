@@ -12,9 +12,16 @@ from msgspec import UNSET
 from tercel.config import SamplingParams
 from tercel.core.sampling import TokenLogprobs
 from tercel.errors import RequestError
+from tercel.runtime.outputs import RequestOutput
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.server.protocol import MAX_LOGPROBS, CompletionRequest, parse
-from tercel.server.responses import TextChoice, TextCompletion, TextLogprobs, Usage
+from tercel.server.responses import (
+    TextChoice,
+    TextCompletion,
+    TextLogprobs,
+    Usage,
+    completion_details,
+)
 from tercel.server.service import Service
 
 DEFAULT_MAX_TOKENS = 16
@@ -69,14 +76,21 @@ class CompletionJob:
 
     async def chunks(self) -> AsyncGenerator[TextCompletion]:
         """The continuations as they grow, interleaved; the last chunk holds the usage."""
-        counts = [0] * len(self.prompts)
-        async with aclosing(_merged([self._choices(p, counts) for p in self.prompts])) as choices:
+        latest: dict[int, RequestOutput] = {}
+        async with aclosing(_merged([self._choices(p, latest) for p in self.prompts])) as choices:
             async for choice in choices:
                 yield self._chunk([choice])
         if self.includes_usage:
             prompt_tokens = sum(len(prompt.ids) for prompt in self.prompts)
-            total = prompt_tokens + sum(counts)
-            yield self._chunk([], Usage(prompt_tokens, sum(counts), total))
+            written = sum(output.completion_tokens for output in latest.values())
+            details = completion_details(latest.values())
+            usage = Usage(
+                prompt_tokens,
+                written,
+                prompt_tokens + written,
+                completion_tokens_details=details,
+            )
+            yield self._chunk([], usage)
 
     def collect(self, chunks: Sequence[TextCompletion]) -> TextCompletion:
         """The chunks as one answer."""
@@ -96,14 +110,16 @@ class CompletionJob:
         usage = chunks[-1].usage
         return TextCompletion(self.id, self.created, self.service.model, choices, usage=usage)
 
-    async def _choices(self, prompt: Prompt, counts: list[int]) -> AsyncGenerator[TextChoice]:
-        """The pieces of one prompt's continuation; keeps its number of tokens in `counts`."""
+    async def _choices(
+        self, prompt: Prompt, latest: dict[int, RequestOutput]
+    ) -> AsyncGenerator[TextChoice]:
+        """The pieces of one prompt's continuation; keeps its last output in `latest`."""
         request_id = f"{self.id}-{prompt.index}"
         echo, offset = prompt.echo, len(prompt.echo)
         outputs = self.service.generate(request_id, prompt.ids, prompt.params)
         async with aclosing(outputs):
             async for output in outputs:
-                counts[prompt.index] = output.completion_tokens
+                latest[prompt.index] = output
                 logprobs = None
                 if output.logprobs:
                     logprobs = _logprobs(self.service.tokenizer, output.logprobs, offset)

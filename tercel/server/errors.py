@@ -21,6 +21,10 @@ class UnknownModel(RequestError):
         super().__init__("model", f"{model!r} is not served here; use {served!r}")
 
 
+class BodyTooLarge(RequestError):
+    """The body of a request is longer than this server reads."""
+
+
 class NotReady(EngineError):
     """The engine is loading or has died; the message is the reason."""
 
@@ -34,6 +38,8 @@ def status_of(error: Exception) -> HTTPStatus:
     match error:
         case UnknownModel():
             return HTTPStatus.NOT_FOUND
+        case BodyTooLarge():
+            return HTTPStatus.REQUEST_ENTITY_TOO_LARGE
         case RequestError():
             return HTTPStatus.BAD_REQUEST
         case NotReady():

@@ -13,6 +13,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from tercel.runtime.metrics import Histogram, Stats
+from tercel.runtime.proposals import RoundCounts
 
 _LABELS = ("model_name",)
 
@@ -35,6 +36,11 @@ class _Collector(Collector):
             yield from self._load(self._stats)
             yield from self._counts(self._stats)
             yield from self._times(self._stats)
+            if self._stats.rounds is not None:
+                yield from self._rounds(self._stats.rounds)
+                forced = self._stats.forced_acceptance
+                text = "Guesses are accepted by decree: the text is not the model's."
+                yield self._gauge("spec_decode_forced_acceptance", text, forced)
 
     def _load(self, stats: Stats) -> Iterator[Metric]:
         usage = stats.usage
@@ -73,6 +79,43 @@ class _Collector(Collector):
         for name, count in stats.program_calls.items():
             calls.add_metric((self._model, name), count)
         yield calls
+
+    def _rounds(self, rounds: RoundCounts) -> Iterator[Metric]:
+        for name, text, value in (
+            ("spec_decode_num_drafts", "Steps of requests that verified guesses.", rounds.rounds),
+            ("spec_decode_num_draft_tokens", "Guesses verified.", rounds.drafted),
+            ("spec_decode_num_accepted_tokens", "Guesses that became tokens.", rounds.accepted),
+        ):
+            yield self._counter(name, text, value)
+        yield self._gauge(
+            "spec_decode_acceptance_length",
+            "Mean tokens of a step of a request that verifies guesses.",
+            rounds.acceptance_length,
+        )
+        for name, text, values in (
+            (
+                "spec_decode_num_accepted_tokens_per_pos",
+                "Rounds that accepted the guess at a position.",
+                rounds.at_position,
+            ),
+            (
+                "spec_decode_num_draft_tokens_per_pos",
+                "Rounds that verified a guess at a position.",
+                rounds.tried_at_position,
+            ),
+        ):
+            family = CounterMetricFamily(f"tercel:{name}", text, labels=(*_LABELS, "position"))
+            for position, count in values.items():
+                family.add_metric((self._model, str(position)), count)
+            yield family
+        share = GaugeMetricFamily(
+            "tercel:spec_decode_conditional_acceptance",
+            "Chance that a guess is accepted when those before it are.",
+            labels=(*_LABELS, "position"),
+        )
+        for position, chance in enumerate(rounds.conditional):
+            share.add_metric((self._model, str(position)), chance)
+        yield share
 
     def _times(self, stats: Stats) -> Iterator[Metric]:
         counts = stats.counters

@@ -32,6 +32,8 @@ _FIXES = {
 }
 
 MAX_LOGPROBS = 20
+MAX_PROMPTS = 1024
+"""Of one request: each is a request of the engine."""
 
 RequestT = TypeVar("RequestT", bound="GenerationRequest")
 
@@ -198,7 +200,7 @@ class CompletionRequest(GenerationRequest):
         """The prompts as one list.
 
         Raises:
-            RequestError: it is none of the four forms, or empty.
+            RequestError: it is none of the four forms, empty, or too many.
         """
         prompts = self.prompt
         if isinstance(prompts, str) or (isinstance(prompts, list) and _are(prompts, int)):
@@ -206,6 +208,10 @@ class CompletionRequest(GenerationRequest):
         if not isinstance(prompts, list):
             raise RequestError("prompt", f"{type(prompts).__name__} is not text or token ids")
         if _are(prompts, str) or all(isinstance(p, list) and _are(p, int) for p in prompts):
+            if len(prompts) > MAX_PROMPTS:
+                raise RequestError(
+                    "prompt", f"{len(prompts):,} prompts are more than {MAX_PROMPTS}; send fewer"
+                )
             if all(prompts) and prompts:
                 return prompts
             raise RequestError("prompt", "it is empty; send at least one token")

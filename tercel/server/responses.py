@@ -1,9 +1,11 @@
 """Answers in OpenAI's form. Fields that are UNSET are left out; None is written as null."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
+
+from tercel.runtime.outputs import RequestOutput
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -12,6 +14,13 @@ class PromptTokensDetails(Struct, frozen=True):
 
 class CompletionTokensDetails(Struct, frozen=True):
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    """Guesses that became tokens; unset without a drafter."""
+    rejected_prediction_tokens: int | UnsetType = UNSET
+    verify_rounds: int | UnsetType = UNSET
+    """Steps that verified guesses."""
+    forced_acceptance: bool | UnsetType = UNSET
+    """True where guesses are accepted by decree: the text is not the model's."""
 
 
 class Usage(Struct, frozen=True):
@@ -20,6 +29,21 @@ class Usage(Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+
+
+def completion_details(
+    outputs: Iterable[RequestOutput], reasoning_tokens: int = 0
+) -> CompletionTokensDetails:
+    """Of the latest outputs of one or more requests."""
+    known = list(outputs)
+    rounds = sum(output.rounds for output in known)
+    is_forced = any(output.forced_acceptance for output in known)
+    if not rounds and not is_forced:
+        return CompletionTokensDetails(reasoning_tokens)
+    accepted = sum(output.accepted_tokens for output in known)
+    drafted = sum(output.drafted_tokens for output in known)
+    forced = True if is_forced else UNSET
+    return CompletionTokensDetails(reasoning_tokens, accepted, drafted - accepted, rounds, forced)
 
 
 class TopLogprob(Struct, frozen=True):

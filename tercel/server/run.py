@@ -52,14 +52,16 @@ def run(
     shutdown_s: float,
     on_ready: Callable[[], None],
 ) -> signal.Signals | None:
-    """Serves until a signal; returns it. The engine is closed on every way out.
+    """Serves until a signal, which it returns, or until the engine dies. The engine is closed on
+    every way out.
 
     Args:
         shutdown_s: seconds that running requests have to finish before they are cancelled.
         on_ready: called once the model is loaded.
 
     Raises:
-        TercelError: the model cannot be loaded.
+        TercelError: the model cannot be loaded, or the engine died; running requests ended with
+            that error.
     """
     config = uvicorn.Config(
         create_app(service),
@@ -74,26 +76,29 @@ def run(
 async def _serve(
     service: Service, server: "_Server", listener: socket.socket, on_ready: Callable[[], None]
 ) -> signal.Signals | None:
-    async def start() -> None:
+    is_started = False
+
+    async def live() -> None:
+        nonlocal is_started
         try:
             await service.start()
-        except BaseException:
+            is_started = True
+            on_ready()
+            await service.engine.lost()
+        finally:
             server.should_exit = True
-            raise
-        on_ready()
 
-    loading = asyncio.create_task(start())
+    engine = asyncio.create_task(live())
     try:
         await server.serve(sockets=[listener])
     finally:
-        loading.cancel()
-        await asyncio.wait([loading])
-        is_started = not loading.cancelled() and loading.exception() is None
+        engine.cancel()
+        await asyncio.wait([engine])
         # A start that fails or is cancelled closes the engine itself.
         if is_started:
             await service.abort_all()
             await service.engine.close()
-    if not loading.cancelled() and (error := loading.exception()):
+    if not engine.cancelled() and (error := engine.exception()):
         raise error
     return server.ended_by
 

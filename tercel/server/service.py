@@ -26,6 +26,7 @@ class Engine(Protocol):
     ) -> AsyncGenerator[RequestOutput]: ...
     async def abort(self, request_id: str) -> None: ...
     async def stats(self) -> Stats: ...
+    async def lost(self) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -83,8 +84,10 @@ class Service:
         try:
             async with aclosing(self.engine.generate(request_id, prompt_ids, params)) as outputs:
                 async for output in outputs:
-                    if output.finish_reason in ("error", "abort"):
-                        raise RequestFailed(output.error or "the engine cancelled the request")
+                    if output.finish_reason == "abort":
+                        raise NotReady("the server is shutting down and cancelled the request")
+                    if output.finish_reason == "error":
+                        raise RequestFailed(output.error or "the engine gave up the request")
                     yield output
         except RequestFailed:
             raise

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
-from tercel.blocks.sites import WEIGHTS, SiteTable, sites, table
+from tercel.blocks.sites import WEIGHTS, Sites, SiteTable, sites, table
 from tercel.contract import PLAIN, Implementation, Op
 from tercel.contract.receipt import Status, status
 from tercel.core.arch import Arch
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError
+from tercel.ops.sampling.sample import sample
 from tercel.targets.table import TargetRow
+
+SAMPLE = "sample"
 
 
 @dataclass(frozen=True)
@@ -31,20 +34,59 @@ class Bound:
 Binding = Mapping[StepClass, Mapping[str, Bound]]
 
 
-def bind(row: TargetRow, arch: Arch, *, ordered: bool = False) -> dict[StepClass, dict[str, Bound]]:
+Refusals = Mapping[tuple[str, str, str], str]
+"""(site, op, implementation) to why it does not serve the sizes that the site has."""
+
+
+def bind(
+    row: TargetRow, arch: Arch, *, ordered: bool = False, refused: Refusals | None = None
+) -> dict[StepClass, dict[str, Bound]]:
     """Every site of every step class; `ordered` takes the plain implementations whose bits do not
-    depend on the layout.
+    depend on the layout. What is `refused` is passed over.
 
     Raises:
         ConfigError: a row names what there is not, or wants kernels together with `ordered`.
     """
     if ordered and row.policy != "portable":
         raise ConfigError("sum_layout: only plain implementations keep one order; set mode=off")
-    choose = _ordered if ordered else _choose
-    return {
-        step_class: {site: choose(row, site, op, arch) for site, op in sites(step_class).items()}
+
+    def choose(site: str, op: Op[..., Any]) -> Bound:
+        return _ordered(site, op, arch) if ordered else _choose(row, site, op, arch, refused or {})
+
+    binding = {
+        step_class: {site: choose(site, op) for site, op in sites(step_class).items()}
         for step_class in StepClass
     }
+    if row.policy != "named":
+        _agree_on_forms(binding, arch)
+    return binding
+
+
+def _agree_on_forms(binding: dict[StepClass, dict[str, Bound]], arch: Arch) -> None:
+    """Where step classes would read a site's weights in different packed forms, such as when only
+    one of two kernels is certified, all of them take the plain implementation."""
+    for site in WEIGHTS:
+        bounds = [bound[site] for bound in binding.values()]
+        if len({item.implementation.pack for item in bounds}) > 1:
+            for step_class, item in zip(binding, bounds, strict=True):
+                binding[step_class][site] = _bound(
+                    site, item.op, item.op.portable, arch, "other step classes lack its packed form"
+                )
+
+
+def bind_sampling(row: TargetRow, arch: Arch, *, ordered: bool = False) -> Bound:
+    """What draws tokens: not a site of a recipe, since it runs on gathered logits."""
+    if row.policy == "portable" or ordered:
+        return _bound(SAMPLE, sample, sample.portable, arch, "portable target")
+    return _best(SAMPLE, sample, arch, {})
+
+
+def bind_sites(row: TargetRow, arch: Arch, wanted: Sites) -> dict[str, Bound]:
+    """Sites of a drafter, for which rows name no implementations: those of `portable` rows are
+    portable, those of all others the best certified ones."""
+    policy = row.policy if row.policy == "portable" else "best"
+    chosen = replace(row, policy=policy)
+    return {site: _choose(chosen, site, op, arch, {}) for site, op in wanted.items()}
 
 
 def packs(binding: Binding, dtype: torch.dtype) -> dict[str, Callable[[Any], Any]]:
@@ -77,13 +119,14 @@ def _of_field(pack: Callable[..., Any], dtype: torch.dtype) -> Callable[[Any], A
     return apply
 
 
-def counted_table(bound: Mapping[str, Bound], counts: Counter[str]) -> SiteTable:
+def counted_table(bound: Mapping[str, Bound], counts: Counter[str], prefix: str = "") -> SiteTable:
     """The callables of one step class; each call adds to `counts`, which proves what ran."""
-    return table({site: _counted(site, item, counts) for site, item in bound.items()})
+    return table({site: counted(prefix + site, item, counts) for site, item in bound.items()})
 
 
-def _counted(site: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any]:
-    run, key = bound.implementation.run, f"{site}:{bound.op.name}:{bound.implementation.name}"
+def counted(name: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any]:
+    """The implementation; each call adds to `counts`, under its site's `name`."""
+    run, key = bound.implementation.run, f"{name}:{bound.op.name}:{bound.implementation.name}"
 
     def call(*args: Any, **kwargs: Any) -> Any:
         counts[key] += 1
@@ -92,7 +135,7 @@ def _counted(site: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any
     return call
 
 
-def _choose(row: TargetRow, site: str, op: Op[..., Any], arch: Arch) -> Bound:
+def _choose(row: TargetRow, site: str, op: Op[..., Any], arch: Arch, refused: Refusals) -> Bound:
     if row.policy == "portable":
         return _bound(site, op, op.portable, arch, "portable target")
     if row.policy == "named":
@@ -100,17 +143,26 @@ def _choose(row: TargetRow, site: str, op: Op[..., Any], arch: Arch) -> Bound:
         if name is None:
             raise ConfigError(f"target {row.name}: site {site} has no implementation")
         return _bound(site, op, op.implementation(name), arch, "named by the target")
-    for implementation in op.implementations.values():
-        if implementation.name in PLAIN:
+    return _best(site, op, arch, refused)
+
+
+def _best(site: str, op: Op[..., Any], arch: Arch, refused: Refusals) -> Bound:
+    """The first kernel that is certified on `arch` and serves the site; merely compiled ones are
+    never taken."""
+    passed_over = []
+    for name, implementation in op.implementations.items():
+        if name in PLAIN or arch not in implementation.archs:
             continue
-        if arch in implementation.archs and status(op, implementation.name, arch) == (
-            Status.CERTIFIED
-        ):
+        held = status(op, name, arch)
+        refusal = refused.get((site, op.name, name))
+        if held == Status.CERTIFIED and refusal is None:
             return _bound(site, op, implementation, arch, f"certified on {arch}")
-    return _bound(site, op, op.portable, arch, f"nothing else is certified on {arch}")
+        passed_over.append(f"{name}: {refusal or held}")
+    why = "; ".join(passed_over) or "there is no kernel"
+    return _bound(site, op, op.portable, arch, f"nothing else serves on {arch} ({why})")
 
 
-def _ordered(row: TargetRow, site: str, op: Op[..., Any], arch: Arch) -> Bound:
+def _ordered(site: str, op: Op[..., Any], arch: Arch) -> Bound:
     implementation = op.implementations.get("ordered", op.portable)
     return _bound(site, op, implementation, arch, "bits that do not depend on the layout")
 

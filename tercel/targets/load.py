@@ -17,7 +17,7 @@ from tercel.core.rank import Rank
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError, NoTarget
 from tercel.parallel import SingleGroup
-from tercel.targets.binding import Binding, bind, packs
+from tercel.targets.binding import Binding, Bound, bind, bind_sampling, packs
 from tercel.targets.program import (
     Program,
     certified_fraction,
@@ -25,7 +25,7 @@ from tercel.targets.program import (
     prove_decode_reads_nothing,
     record,
 )
-from tercel.targets.recording import Call
+from tercel.targets.recording import Call, Refused
 from tercel.targets.routing import Question, Route, route
 from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.load import meta_model
@@ -46,6 +46,8 @@ class Plan:
     """What ranks compare before they load."""
     weight_bytes: int
     """This rank's weights, packed."""
+    sampling: Bound
+    """What draws tokens."""
 
     @property
     def certified(self) -> float:
@@ -88,7 +90,8 @@ def resolve(
     rank: int = 0,
 ) -> Plan:
     """Chooses the target, binds its sites, and runs its recipe on meta tensors: every call is
-    checked against its contract, and decode steps are proven free of host reads."""
+    checked against its contract, and decode steps are proven free of host reads. A kernel that does
+    not serve the model's sizes gives way to the next."""
     layout = Layout.parse(config.layout)
     layout.check(model)
     routed = route(Question(model, config, layout, arch))
@@ -96,17 +99,27 @@ def resolve(
     if sums is not None:
         sums.check(model)
         layout.check_sums(sums)
-    binding = bind(routed.row, arch or Arch.CPU, ordered=sums is not None)
     place = Rank(layout, rank, model, sums)
-    weights = meta_model(model, layout, rank, dtype=dtype, packs=packs(binding, dtype))
     cache = meta_cache(place, config.page_size, dtype)
-    resolved = (routed.row, binding, weights, cache, place, config.page_size)
-    calls = record(*resolved)
+    refused: dict[tuple[str, str, str], str] = {}
+    while True:
+        binding = bind(routed.row, arch or Arch.CPU, ordered=sums is not None, refused=refused)
+        weights = meta_model(model, layout, rank, dtype=dtype, packs=packs(binding, dtype))
+        resolved = (routed.row, binding, weights, cache, place, config.page_size)
+        try:
+            calls = record(*resolved)
+            break
+        except Refused as refusal:
+            if routed.row.policy != "best" or refusal.key in refused:
+                raise
+            refused[refusal.key] = refusal.reason
     if config.mode == "require":
         _check_certified(routed, calls[StepClass.DECODE])
     prove_decode_reads_nothing(*resolved)
     weight_bytes = sum(tensor.nbytes for tensor in tensors_of(weights))
-    return Plan(routed, binding, place, dtype, calls, digest(routed.row, calls), weight_bytes)
+    sampling = bind_sampling(routed.row, arch or Arch.CPU, ordered=sums is not None)
+    program = digest(routed.row, calls)
+    return Plan(routed, binding, place, dtype, calls, program, weight_bytes, sampling)
 
 
 def _check_certified(routed: Route, decode: tuple[Call, ...]) -> None:

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 import msgspec
 import torch
 
-from tercel.blocks.pipeline import Taps
 from tercel.blocks.sites import SiteTable
 from tercel.core.cache import ModelCache
+from tercel.core.drafting import Taps
 from tercel.core.group import Groups
 from tercel.core.inputs import StepInputs, build_inputs
 from tercel.core.parameters import ModelWeights

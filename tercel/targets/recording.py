@@ -27,6 +27,16 @@ class Call:
     flops: int
 
 
+class Refused(ContractError):
+    """A bound implementation does not serve the sizes that its site has."""
+
+    def __init__(self, bound: Bound, reason: str) -> None:
+        name = bound.implementation.name
+        super().__init__(f"{bound.site}: {bound.op.name}: {name} refuses: {reason}")
+        self.key = (bound.site, bound.op.name, name)
+        self.reason = reason
+
+
 class Recorder:
     """A site table that checks and notes every call and computes nothing."""
 
@@ -39,6 +49,9 @@ class Recorder:
     def _site(self, bound: Bound) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             arguments, results, cost = bound.op.record(*args, **kwargs)
+            refusal = bound.implementation.admits(bound.op.contract.bind(arguments))
+            if refusal is not None:
+                raise Refused(bound, refusal)
             self._check_launch_order(bound, arguments, results)
             self.calls.append(
                 Call(
@@ -64,7 +77,8 @@ class Recorder:
         """Arguments that an op reads before it waits for the previous launch must not have been
         written by that launch."""
         for hazard in bound.op.contract.hazards:
-            if hazard.kind != "early_read":
+            safe = hazard.when and not arguments[hazard.when]
+            if hazard.kind != "early_read" or safe:
                 continue
             for name in hazard.args:
                 value = arguments.get(name)

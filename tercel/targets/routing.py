@@ -66,7 +66,7 @@ class Question:
 
     @property
     def speculation(self) -> str:
-        return "none" if self.config.speculation is None else "dspark"
+        return "none" if self.config.drafter is None else "dspark"
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _changes(question: Question, row: TargetRow) -> list[str]:
         if value != getattr(row, field)
     ]
     if question.speculation not in row.speculation:
-        changes.append(f"speculation={_or(sorted(row.speculation))}")
+        changes.append("drafter" if question.speculation == "none" else "no drafter")
     if config.kv_dtype not in row.kv_dtypes:
         changes.append(f"kv_dtype={_or(sorted(row.kv_dtypes))}")
     if not row.in_auto and config.mode != "require":

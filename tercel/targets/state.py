@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 
 from tercel.contract import StateSpec
-from tercel.core.cache import KdaCache, LatentCache, ModelCache
+from tercel.core.cache import DrafterCache, KdaCache, LatentCache, ModelCache
+from tercel.core.drafter import DrafterConfig
 from tercel.core.group import Group
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
@@ -43,6 +44,20 @@ def create_cache(
         else:
             kda[layer] = _kda(model, place.layout, sizes, dtype, device)
     return ModelCache(latent, kda)
+
+
+def create_drafter_cache(
+    config: DrafterConfig,
+    layout: Layout,
+    *,
+    sizes: CacheSizes,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> DrafterCache:
+    """Zeroed context pages of all layers of a drafter, under the page ids of the target's."""
+    entry = config.attention.entry_shape(layout.tp)
+    shape = (config.num_hidden_layers, sizes.num_pages, sizes.page_size, *entry)
+    return DrafterCache(torch.zeros(shape, dtype=dtype, device=device))
 
 
 CACHE = StateSpec(

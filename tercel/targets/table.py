@@ -28,6 +28,9 @@ class TargetRow:
     """Site to implementation, for named rows."""
     limits: TokenLimits = field(default_factory=TokenLimits)
     speculation: frozenset[Speculation] = frozenset({"none"})
+    drafter: str = "block"
+    """Module under tercel.targets.drafters whose `create` makes the drafter of a speculating
+    engine."""
     kv_dtypes: frozenset[str] = frozenset({"auto"})
     in_auto: bool = True
     """Whether `auto` may choose this row."""

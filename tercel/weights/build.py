@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -138,13 +139,14 @@ class _Piece:
         return str(self.stored.shard), self.stored.start
 
     def read(self, reader: Reader, place: Place) -> None:
-        """Copies this rank's slice; no view of the shard is left, so that its pages can go."""
+        """Copies this rank's slice."""
+        name, cut = self.stored.name, partial(place.cut, self.source)
         if self.block_scale is None:
-            self.target.copy_(place.cut(self.source, reader.tensor(self.stored.name)))
+            reader.copy(name, cut, self.target)
             return
-        scale = reader.tensor(self.block_scale.name).clone()
-        part = place.cut(self.source, reader.tensor(self.stored.name))
+        scale = reader.tensor(self.block_scale.name)
         rows, columns = place.indices(self.source)
+        part = reader.tensor(name, cut)
         for start in range(0, len(part), _FP32_ROWS):
             at = slice(start, start + _FP32_ROWS)
             self.target[at].copy_(fp8.dequantize(part[at], scale, rows[at], columns))

@@ -1,22 +1,16 @@
 """Converts a checkpoint between formats, a few matrices in memory at a time, all or nothing."""
 
-import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tercel.core.model import ModelConfig, read_config_json
 from tercel.errors import CheckpointError, ConfigError
 from tercel.weights.checkpoint import INDEX, Checkpoint
 from tercel.weights.conversion_plan import Copy, Job, Plan, plan_conversion
 from tercel.weights.formats import MATRIX_FORMATS
-from tercel.weights.header import TORCH_DTYPES
 from tercel.weights.manifest import account
 from tercel.weights.problems import raise_problems
 from tercel.weights.published import published_config
@@ -24,6 +18,7 @@ from tercel.weights.quantization import with_mxfp4, with_nvfp4, without_quantiza
 from tercel.weights.reader import Reader
 from tercel.weights.requantize import Exactness, Tensors, requantize
 from tercel.weights.shards import Piece, whole, write_json, write_shards
+from tercel.weights.staging import staged
 
 _COPIED_BYTES = 64 * 2**20
 """Bytes of an unchanged tensor that are in memory at a time."""
@@ -55,7 +50,8 @@ def convert_checkpoint(
     """Writes the checkpoint `source` as `target` with its routed experts in another format.
 
     Everything is written to a directory beside `target`, which is renamed at the end and removed
-    on any failure. Memory holds the matrices of half an expert, or one matrix, at a time.
+    on any failure; what a killed conversion to `target` has left is removed first.
+    Memory holds the matrices of half an expert, or one matrix, at a time.
 
     Args:
         to: mxfp4, nvfp4 or bf16.
@@ -65,7 +61,8 @@ def convert_checkpoint(
         progress: called with (bytes written, bytes in all).
 
     Raises:
-        ConfigError: an unknown format, nothing to convert, or a target that is in the way.
+        ConfigError: an unknown format, nothing to convert, a target that is in the way, or another
+            conversion that writes to it now.
         CheckpointError: what is wrong with the source, that it changed meanwhile, or that the
             target cannot be written.
     """
@@ -78,7 +75,7 @@ def convert_checkpoint(
     _check_space(target, plan.num_bytes)
     reader = checkpoint.reader()
     writing = _Writing(plan, reader, progress or (lambda done, total: None))
-    with _staged(source, target) as staging:
+    with staged(target, f"converting {source}") as staging:
         write_shards(
             staging, [(shard.planned, writing.pieces(shard.jobs)) for shard in plan.shards]
         )
@@ -129,12 +126,8 @@ class _Writing:
                 yield whole(f"{key}.{leaf}", tensor)
 
     def _tensors(self, key: str, form: str) -> Tensors:
-        return {part.leaf: self._tensor(f"{key}.{part.leaf}") for part in MATRIX_FORMATS[form].read}
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        stored = self.plan.checkpoint.tensors[name]
-        data = self.reader.read(name)
-        return torch.frombuffer(data, dtype=TORCH_DTYPES[stored.dtype]).view(stored.shape)
+        parts = MATRIX_FORMATS[form].read
+        return {part.leaf: self.reader.tensor(f"{key}.{part.leaf}") for part in parts}
 
 
 def _configs(config_json: Mapping[str, Any], plan: Plan, to: str) -> dict[str, Any]:
@@ -169,23 +162,6 @@ def _check_space(target: Path, num_bytes: int) -> None:
             f"{target} needs {num_bytes:,} bytes and its disk has {free:,} free; make room or "
             "choose another"
         )
-
-
-@contextmanager
-def _staged(source: Path, target: Path) -> Iterator[Path]:
-    """A new directory beside `target` that takes its place at the end, or is gone."""
-    place = target.resolve()
-    staging = place.with_name(f".{place.name}.{secrets.token_hex(4)}.partial")
-    try:
-        staging.mkdir()
-        yield staging
-        os.replace(staging, place)
-    except OSError as error:
-        raise CheckpointError(
-            f"{target}: converting {source} failed: {error}; nothing was written"
-        ) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _copy_files(source: Path, staging: Path) -> tuple[str, ...]:

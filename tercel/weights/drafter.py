@@ -1,5 +1,7 @@
 """The weights of a drafter on one rank, of any published format."""
 
+from operator import itemgetter
+
 import torch
 
 from tercel.core import drafter_parameters
@@ -132,13 +134,16 @@ def _embedding(
     """(the whole table, the mask token's row): at most one of them, on the CPU."""
     if names.embed is None:
         return None, None
-    stored = checkpoint.reader().tensor(names.embed)
+    reader, name = checkpoint.reader(), names.embed
     mask_differs = False
     for start in range(0, config.vocab_size, _ROWS):
         rows = slice(start, start + _ROWS)
         theirs = embed[rows].to("cpu", dtype)
-        different = (stored[rows].to(dtype) != theirs).any(1).nonzero().flatten() + start
+        ours = reader.tensor(name, itemgetter(rows)).to(dtype)
+        different = (ours != theirs).any(1).nonzero().flatten() + start
         if bool((different != config.mask_token_id).any()):
-            return stored.to(dtype, copy=True), None
+            return reader.tensor(name).to(dtype), None
         mask_differs = mask_differs or different.numel() > 0
-    return None, stored[config.mask_token_id].to(dtype, copy=True) if mask_differs else None
+    if not mask_differs:
+        return None, None
+    return None, reader.tensor(name, itemgetter(config.mask_token_id)).to(dtype)

@@ -1,20 +1,23 @@
-"""Reads the tensors of a checkpoint, and refuses files that change while they are read."""
+"""Reads the tensors of a checkpoint, and refuses files that change while they are read.
+
+Files are read, never mapped: touching a mapped page of a file that was cut meanwhile ends the
+process, where a read that comes up short is an error with a name.
+"""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
-from safetensors import safe_open
 
 from tercel.errors import CheckpointError
-from tercel.weights.header import StoredTensor
+from tercel.weights.header import TORCH_DTYPES, StoredTensor
+from tercel.weights.transforms import View, as_stored
 
-_MAPPINGS = 8
-_MIN_MAPPED_BYTES = 64 * 2**20
-"""A mapping is read up to an eighth of its shard or this much, so that few pages are resident."""
+_CHUNK_BYTES = 1 << 20
+"""Of what does not lie as it is wanted: it goes through a buffer that stays in the CPU's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,61 +35,76 @@ class Stamp:
 
 
 class Reader:
-    """Hands out tensors, one shard at a time, in their stored dtype.
+    """Copies tensors out of the shards, one of which is open at a time.
 
     Every call looks at the shard's stamp first, and `verify` at all of them: a checkpoint that
-    changes on the way is an error, never a mixture.
+    changes on the way is a CheckpointError, never a mixture.
     """
 
     def __init__(self, tensors: Mapping[str, StoredTensor], stamps: Mapping[Path, Stamp]) -> None:
         self._tensors = tensors
         self._stamps = stamps
         self._shard: Path | None = None
-        self._open: Any = None
-        self._bytes_left = 0
         self._file: BinaryIO | None = None
+        self._buffer = torch.empty(0, dtype=torch.uint8)
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The whole tensor on the CPU as a view of the mapped shard, not read yet.
+    def tensor(self, name: str, view: View = as_stored) -> torch.Tensor:
+        """What `view` makes of a tensor, in its stored dtype on the CPU."""
+        part = self._part(name, view)
+        out = torch.empty(part.shape, dtype=part.dtype)
+        self._fill(self._tensors[name], part, out)
+        return out
 
-        Pages become resident when a view is read. They go with the mapping, which is renewed for
-        every shard and several times within one, provided that the views of it are gone by then.
-        """
-        stored = self._tensors[name]
-        self._check(stored.shard)
-        if stored.shard != self._shard or self._bytes_left < stored.num_bytes:
-            self._open = None  # unmaps first
-            self._open = safe_open(stored.shard, framework="pt", device="cpu")
-            self._shard = stored.shard
-            self._bytes_left = max(_MIN_MAPPED_BYTES, stored.shard.stat().st_size // _MAPPINGS)
-        self._bytes_left -= stored.num_bytes
-        tensor: torch.Tensor = self._open.get_tensor(name)
-        return tensor
+    def copy(self, name: str, view: View, target: torch.Tensor) -> None:
+        """The same, into `target`, whatever its dtype and device are."""
+        self._fill(self._tensors[name], self._part(name, view), target)
 
-    def read(self, name: str, start: int = 0, num_bytes: int | None = None) -> bytearray:
-        """Bytes `start` to `start + num_bytes` of a tensor, copied: a file that is cut meanwhile is
-        an error here, where touching a mapped page of it would end the process."""
-        stored = self._tensors[name]
-        self._check(stored.shard)
-        file = self._file
-        if file is None or file.name != str(stored.shard):
-            self.close()
-            self._file = file = stored.shard.open("rb", buffering=0)
-        wanted = stored.num_bytes - start if num_bytes is None else num_bytes
-        file.seek(stored.offset + start)
-        data = bytearray(wanted)
-        view = memoryview(data)
-        while view:
-            count = file.readinto(view)  # type: ignore[attr-defined]
-            if not count:
-                raise CheckpointError(f"{stored.shard}: ends inside {name}; {_ADVICE}")
-            view = view[count:]
+    def read(self, name: str, start: int, num_bytes: int) -> bytearray:
+        """Bytes `start` to `start + num_bytes` of a tensor."""
+        data = bytearray(num_bytes)
+        self._read(self._tensors[name], start, memoryview(data))
         return data
 
     def verify(self) -> None:
         """Raises CheckpointError where a shard is not what it was when it was opened."""
         for shard in self._stamps:
             self._check(shard)
+
+    def _part(self, name: str, view: View) -> torch.Tensor:
+        """Where in the stored tensor the part lies: its offset and strides, without memory."""
+        stored = self._tensors[name]
+        return view(torch.empty(stored.shape, dtype=TORCH_DTYPES[stored.dtype], device="meta"))
+
+    def _fill(self, stored: StoredTensor, part: torch.Tensor, target: torch.Tensor) -> None:
+        """Reads the bytes from the part's first to its last, those between its rows included: they
+        are on the same pages where rows are shorter than these."""
+        if not part.numel():
+            return
+        if _lie_alike(part, target):
+            data = target.reshape(-1).view(torch.uint8).numpy().data
+            self._read(stored, _start(part), data)
+            return
+        for rows in _chunks(part):
+            piece = part[rows]
+            size = part.element_size() * _extent(piece)
+            if len(self._buffer) < size:
+                self._buffer = torch.empty(size, dtype=torch.uint8)
+            buffer = self._buffer[:size]
+            self._read(stored, _start(piece), buffer.numpy().data)
+            values = buffer.view(part.dtype).as_strided(piece.shape, piece.stride())
+            target[rows].copy_(values)
+
+    def _read(self, stored: StoredTensor, start: int, out: memoryview) -> None:
+        self._check(stored.shard)
+        if self._file is None or stored.shard != self._shard:
+            self.close()
+            self._file, self._shard = stored.shard.open("rb", buffering=0), stored.shard
+        position = stored.offset + start
+        while out:
+            count = os.preadv(self._file.fileno(), [out], position)
+            if not count:
+                raise CheckpointError(f"{stored.shard}: ends inside {stored.name}; {_ADVICE}")
+            out, position = out[count:], position + count
 
     def close(self) -> None:
         if self._file is not None:
@@ -101,6 +119,38 @@ class Reader:
             raise CheckpointError(f"{shard}: {os.strerror(error.errno or 0)}; {_ADVICE}") from error
         if now != before:
             raise CheckpointError(f"{shard}: changed while the checkpoint was read; {_ADVICE}")
+
+
+def _lie_alike(part: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether the bytes of one are, in their order, the bytes of the other."""
+    return (
+        part.is_contiguous()
+        and target.is_contiguous()
+        and part.dtype == target.dtype
+        and target.device.type == "cpu"
+    )
+
+
+def _chunks(part: torch.Tensor) -> Iterator[slice | tuple[()]]:
+    """Runs of rows that span about _CHUNK_BYTES each."""
+    if not part.dim():
+        yield ()
+        return
+    row_bytes = max(1, part.stride(0) * part.element_size())
+    rows = max(1, _CHUNK_BYTES // row_bytes)
+    for start in range(0, len(part), rows):
+        yield slice(start, start + rows)
+
+
+def _start(part: torch.Tensor) -> int:
+    """Byte of the whole tensor at which a part begins."""
+    return int(part.storage_offset()) * part.element_size()
+
+
+def _extent(part: torch.Tensor) -> int:
+    """Elements from the first to the last one, both included."""
+    sizes = zip(part.shape, part.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in sizes)
 
 
 _ADVICE = "start again once nothing writes to the checkpoint"

@@ -31,6 +31,17 @@ def letters(history, seed, vocab_size):
     return TOKENIZER.eos_id if number % 40 == 0 else LETTERS[number % len(LETTERS)]
 
 
+def guesses(history, count, seed, vocab_size, draw):
+    """What a drafter would say: what is drawn, with some tokens wrong."""
+    history, drafts = list(history), []
+    for _ in range(count):
+        token = draw(history, seed, vocab_size)
+        is_wrong = next_token(history, seed + 1, 4) == 0
+        drafts.append((token + 1) % vocab_size if is_wrong else token)
+        history.append(drafts[-1])
+    return tuple(drafts)
+
+
 class ShadowRunner:
     """Runs plans on shadow caches. `not_finite` holds (request id, position) of broken rows."""
 
@@ -66,14 +77,15 @@ class ShadowRunner:
         for row in padded.rows:
             if row.request_id == "":
                 assert (row.slot, row.pages) == (SINK, (SINK,))
-                self.pages[SINK] = dict.fromkeys(range(self.page_size))
                 self.slots[SINK] = None
             else:
                 histories[row.request_id] = self._step(row)
+        sampled = [(row, row.seq_len) for row in plan.prefill if row.samples]
+        sampled += [(row, row.context_len + 1) for row in plan.verify]
         return StepResult(
             tuple(
-                self._result(row, position, histories[row.request_id])
-                for row, position in plan.draws
+                self._result(row, histories[row.request_id][:known], plan.num_drafts)
+                for row, known in sampled
             )
         )
 
@@ -96,8 +108,9 @@ class ShadowRunner:
 
     def _step(self, row: Row):
         """Checks what the row reads, writes its tokens, returns its whole history."""
-        expected = (row.request_id, row.context_len)
+        expected = (row.request_id, row.context_len, row.pending)
         assert row.context_len == 0 or self.slots[row.slot] == expected
+        assert row.num_tokens == 1 or len(row.pages) * self.page_size >= row.seq_len
         history = []
         for position in range(row.context_len):
             request_id, written, token = self._page(row, position)[position % self.page_size]
@@ -105,23 +118,34 @@ class ShadowRunner:
             history.append(token)
         for position, token in enumerate(row.tokens, start=row.context_len):
             page = self._page(row, position)
-            assert position % self.page_size not in page, "written twice, or never cleared"
+            # What is there already can only be a draft of this request that was rejected.
+            earlier = page.get(position % self.page_size)
+            assert earlier is None or earlier[:2] == (row.request_id, position), "never cleared"
             page[position % self.page_size] = (row.request_id, position, token)
-        self.slots[row.slot] = (row.request_id, row.seq_len)
+        self.slots[row.slot] = (row.request_id, row.seq_len, 0)
         return history + list(row.tokens)
 
     def _page(self, row, position):
         return self.pages[row.pages[position // self.page_size]]
 
-    def _result(self, row, position, history):
-        assert position == len(history)
-        if (row.request_id, position) in self.not_finite:
-            return RowResult(row.request_id, (), is_finite=False)
-        token = self.draw(history, row.sampling.seed, self.vocab_size)
-        logprobs = ()
-        if row.sampling.logprobs is not None:
-            logprobs = (TokenLogprobs(token, -0.5, 1, ((token, -0.5),)),)
-        return RowResult(row.request_id, (token,), logprobs=logprobs)
+    def _result(self, row, history, num_drafts):
+        """As sample-match: what is drawn after each token, as long as the drafts are that."""
+        known, tokens, reports = len(history), [], []
+        for draft in (*row.drafts, None):
+            if (row.request_id, len(history)) in self.not_finite:
+                return RowResult(row.request_id, tuple(tokens), False, tuple(reports))
+            sampling = row.sampling_at(len(history))
+            token = self.draw(history, sampling.seed, self.vocab_size)
+            history.append(token)
+            tokens.append(token)
+            if sampling.logprobs is not None:
+                reports.append(TokenLogprobs(token, -0.5, 1, ((token, -0.5),)))
+            if token != draft:
+                break
+        accepted = len(tokens) - 1
+        self.slots[row.slot] = (row.request_id, known + accepted, accepted)
+        drafts = guesses(history, num_drafts, row.sampling.seed, self.vocab_size, self.draw)
+        return RowResult(row.request_id, tuple(tokens), True, tuple(reports), drafts)
 
 
 def run_alone(prompt_ids, params, *, max_model_len, stop_ids=(), vocab_size, draw=next_token):

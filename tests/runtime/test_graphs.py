@@ -1,6 +1,7 @@
 """The decode steps of a graph runner on a CPU, where capturing keeps the work and replays it."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,11 +45,10 @@ def test_fixed_inputs_are_those_of_the_plan(size):
     views = fixed.of(size)
     width = (11,) * size.width
     plan = StepPlan(
-        verify=tuple(Row(r.request_id, width, r.context_len, r.slot, r.pages) for r in rows(1))
+        verify=tuple(replace(row, tokens=width, pending=size.width - 1) for row in rows(1))
     ).padded(size.rows)
-    pending = {"r0": size.width - 1}
-    fixed.fill(plan, size, pending)
-    expected = build_inputs(plan, page_size=PAGE, device=CPU, pending=pending)
+    fixed.fill(plan, size)
+    expected = build_inputs(plan, page_size=PAGE, device=CPU)
     for ours, theirs in zip(fields(views), fields(expected), strict=True):
         assert torch.equal(ours, theirs)
     table = expected.verify.block_table

@@ -223,17 +223,49 @@ def test_close_lets_requests_finish_within_the_deadline():
     assert run(scenario, "open_slow") == ["length", "abort"]
 
 
-def test_cancelled_while_loading():
+@pytest.mark.parametrize("times", [1, 2])
+def test_cancelled_while_loading(times):
+    """As by Ctrl-C; a second one cancels the end as well."""
+
     async def body():
         client = EngineClient(CONFIG, open_model=f"{FAKES}:open_sleeping")
         starting = asyncio.create_task(client.start())
         await asyncio.sleep(0.5)
         pid = client.core_pid
-        starting.cancel()
+        for _ in range(times):
+            starting.cancel()
+            await asyncio.sleep(0)
         await asyncio.gather(starting, return_exceptions=True)
-        assert not is_running(pid)
+        wait_until_gone(pid)
+        assert not Path(client._directory).exists()
 
     asyncio.run(body())
+
+
+def test_no_file_is_left_for_a_kill_while_it_serves():
+    async def scenario(client):
+        assert not Path(client._directory).exists()
+        return await collect(client, "a", SamplingParams(max_tokens=2))
+
+    assert run(scenario)[-1].finish_reason in ("length", "stop")
+
+
+def test_a_core_that_is_lost_and_one_that_is_closed():
+    async def scenario(client):
+        lost = asyncio.create_task(client.lost())
+        os.kill(client.core_pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="SIGKILL"):
+            await lost
+
+    run(scenario)
+
+    async def closed(client):
+        lost = asyncio.create_task(client.lost())
+        await asyncio.sleep(0)
+        await client.close()
+        await lost
+
+    run(closed)
 
 
 PARENT = f"""

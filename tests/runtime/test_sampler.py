@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tercel.core.sampling import RowSampling
-from tercel.core.step import Row
+from tercel.core.step import Row, StepPlan
 from tercel.parallel import SingleGroup, run_threads
 from tercel.runtime.sampler import Sampler
 
@@ -18,16 +18,22 @@ def logits(rows, seed=0):
     return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def draws(*samplings, position=9):
-    return [
-        (Row(str(index), (1,), position - 1, index + 1, (1,), sampling=sampling), position)
-        for index, sampling in enumerate(samplings)
-    ]
+def plan_of(*samplings, position=9):
+    return StepPlan(
+        verify=tuple(
+            Row(str(index), (1,), position - 1, index + 1, (1,), sampling=sampling)
+            for index, sampling in enumerate(samplings)
+        )
+    )
+
+
+def results(sampler, values, plan):
+    return sampler.read(sampler.run(values.clone(), plan), plan).rows
 
 
 def run(values, *samplings, illegal=(), position=9):
     sampler = Sampler(SingleGroup(), illegal, CPU)
-    return sampler.run(values.clone(), draws(*samplings, position=position)).rows
+    return results(sampler, values, plan_of(*samplings, position=position))
 
 
 def tokens(values, *samplings, **options):
@@ -62,7 +68,7 @@ def test_shards_draw_what_the_whole_vocabulary_draws():
 
     def shard(group):
         part = values.chunk(group.world_size, dim=-1)[group.rank].clone()
-        return Sampler(group, [7, 31], CPU).run(part, draws(*rows)).rows
+        return results(Sampler(group, [7, 31], CPU), part, plan_of(*rows))
 
     for parts in run_threads(4, shard):
         assert parts == whole

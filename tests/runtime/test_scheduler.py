@@ -11,6 +11,7 @@ from tercel.core.sampling import RowResult, StepResult
 from tercel.core.step import StepPlan
 from tercel.errors import ConfigError, EngineError, RequestError
 from tercel.runtime.cache_manager import CacheManager
+from tercel.runtime.proposals import DrafterProposer, Speculation, SuffixProposer
 from tercel.runtime.scheduler import Scheduler
 from tercel.runtime.sequence import Limits, Sequence
 from tests.runtime.fakes import ShadowRunner, run_alone
@@ -26,6 +27,21 @@ class Pool:
     max_running: int = 4
     max_step_tokens: int = 8
     max_model_len: int = 32
+    max_drafts: int = 0
+    proposer: str = "drafter"
+    verify_tokens: int = 64
+
+    def speculation(self):
+        if not self.max_drafts:
+            return None
+        suffix = self.proposer == "suffix"
+        proposer = SuffixProposer() if suffix else DrafterProposer(self.max_drafts)
+        return Speculation(
+            proposer,
+            max_drafts=self.max_drafts,
+            verify_tokens=self.verify_tokens,
+            adaptive=True,
+        )
 
     def build(self, **options):
         cache = CacheManager(
@@ -36,6 +52,7 @@ class Pool:
             max_model_len=self.max_model_len,
             max_running=self.max_running,
             max_step_tokens=self.max_step_tokens,
+            speculation=self.speculation(),
         )
         runner = ShadowRunner(
             page_size=self.page_size,
@@ -125,6 +142,9 @@ pools = st.builds(
     num_pages=st.just(32),
     max_running=st.integers(1, 6),
     max_step_tokens=st.integers(1, 40),
+    max_drafts=st.sampled_from([0, 1, 3, 7]),
+    proposer=st.sampled_from(["drafter", "suffix"]),
+    verify_tokens=st.integers(2, 40),
 ).map(lambda pool: Pool(**{**vars(pool), "num_pages": 32 // pool.page_size}))
 
 

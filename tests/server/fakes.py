@@ -60,6 +60,9 @@ class FakeEngine:
             self.running.remove(request_id)
             self.aborted.append(request_id)
 
+    async def lost(self) -> None:
+        await asyncio.Event().wait()
+
     async def close(self) -> None:
         self.is_closed = True
 

@@ -8,6 +8,7 @@ import pytest
 
 from tercel.errors import EngineError, RequestError
 from tercel.runtime.sequence import Limits
+from tercel.server.protocol import MAX_PROMPTS
 from tercel.server.service import Service
 from tests.server.clients import http_client, service_of
 from tests.server.fakes import TOKENIZER, FakeEngine, message, says
@@ -161,6 +162,20 @@ def test_chat_refuses(body: Any, param: str, words: str) -> None:
 def test_completions_refuse(body: Any, param: str) -> None:
     status, error = send(TEXT, body)
     assert (status, error["param"]) == (400, param)
+
+
+def test_too_many_prompts() -> None:
+    assert send(TEXT, {"prompt": ["a"] * MAX_PROMPTS + ["b"]})[1]["param"] == "prompt"
+    _, error = send(TEXT, {"prompt": [[1]] * 5000})
+    assert error["message"].startswith("prompt: 5,000 prompts are more than 1024")
+
+
+@pytest.mark.parametrize("url", [CHAT, TEXT])
+def test_a_body_that_is_too_long(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tercel.server.answer.MAX_BODY_BYTES", 1000)
+    status, error = send(url, GOOD | {"user": "x" * 1000})
+    assert (status, error["param"]) == (413, "body")
+    assert "longer than 1,000 bytes" in error["message"]
 
 
 def test_a_long_value_is_not_repeated_in_the_message() -> None:

@@ -103,7 +103,7 @@ def test_options_mirror_the_configuration() -> None:
     [
         (["serve", "missing"], "missing is not a directory"),
         (["serve", "."], "config.json is missing"),
-        (["serve", ".", "--speculation", "x"], "speculation='x' is not built"),
+        (["serve", ".", "--profile", "x"], "profile='x' is not built"),
         (["serve", ".", "--page-size", "48"], "cache_tokens=65536 must be a multiple"),
         (["generate", ".", "hi", "--temperature", "-1"], "temperature: -1"),
         (["generate", ".", ""], "prompt: it is empty"),

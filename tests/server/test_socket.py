@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,12 @@ class Process:
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def wait_for_running(self, count: int) -> None:
+        deadline, line = time.monotonic() + 20, f'running{{model_name="nano"}} {count}.0'
+        while line not in httpx.get(self.url + "/metrics", timeout=20).text:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
 
     def end(self) -> Any:
         """The process has ended by itself; what it said last."""
@@ -84,13 +91,12 @@ def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
         process.line()
         body = BODY | {"stream": stream}
         try:
-            with httpx.stream("POST", process.url + CHAT, json=body, timeout=0.3) as response:
+            timeout = 30 if stream else 0.5
+            with httpx.stream("POST", process.url + CHAT, json=body, timeout=timeout) as response:
                 next(response.iter_lines())
         except httpx.ReadTimeout:
             assert not stream
-        time.sleep(0.5)
-        metrics = httpx.get(process.url + "/metrics").text
-        assert 'num_requests_running{model_name="nano"} 0.0' in metrics
+        process.wait_for_running(0)
         process.send(signal.SIGTERM)
         assert process.end()["aborted"] == 1
 
@@ -130,6 +136,19 @@ def test_the_deadline_cancels_what_still_runs() -> None:
             *_, error, _, done, _ = lines
         assert "cancelled" in json.loads(error.removeprefix("data: "))["error"]["message"]
         assert done == "data: [DONE]"
+        assert process.end() == {"aborted": 1, "closed": True, "signal": "SIGTERM"}
+
+
+def test_an_answer_that_the_deadline_cancels_is_503() -> None:
+    with server(delay_s=1, shutdown_s=1) as process:
+        process.line()
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(httpx.post, process.url + CHAT, json=BODY, timeout=30)
+            process.wait_for_running(1)
+            process.send(signal.SIGTERM)
+            response = answer.result()
+        assert response.status_code == 503
+        assert "shutting down" in response.json()["error"]["message"]
         assert process.end() == {"aborted": 1, "closed": True, "signal": "SIGTERM"}
 
 

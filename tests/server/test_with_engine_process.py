@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import openai
+import pytest
 
 ROOT = Path(__file__).parents[2]
 SERVE = """
@@ -82,26 +83,31 @@ def test_answers_cancels_survives_and_ends() -> None:
         process.communicate()
 
 
-def test_a_killed_core_is_reported() -> None:
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "in a request"])
+def test_a_killed_core_ends_the_server(is_idle: bool) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVE],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     try:
         port, core = map(int, process.stdout.readline().split())
         url = f"http://127.0.0.1:{port}"
         body = {"prompt": "a", "ignore_eos": True, "max_tokens": 3000, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
-            lines = response.iter_lines()
-            next(lines)
+        if is_idle:
             os.kill(core, signal.SIGKILL)
-            assert any('"error"' in line and "SIGKILL" in line for line in lines)
-        health = httpx.get(f"{url}/health")
-        assert health.status_code == 503
-        assert "SIGKILL" in health.json()["error"]["message"]
-        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 503
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=15) == 0
+        else:
+            with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
+                lines = response.iter_lines()
+                next(lines)
+                os.kill(core, signal.SIGKILL)
+                assert any('"error"' in line and "SIGKILL" in line for line in lines)
+        _, err = process.communicate(timeout=15)
+        assert process.returncode == 1
+        assert "EngineError: the engine core ended (SIGKILL)" in err
     finally:
         process.kill()
         process.communicate()

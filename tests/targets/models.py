@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tercel.blocks.pipeline import Taps
 from tercel.config import EngineConfig
 from tercel.core.arch import Arch
+from tercel.core.drafting import Taps
 from tercel.core.group import Group, Groups
 from tercel.core.inputs import build_inputs
 from tercel.core.model import ModelConfig, read_config_json
@@ -138,14 +138,14 @@ class Session:
         self._free = list(range(1, 64))
         self._slots: dict[str, int] = {}
 
-    def row(self, name: str, tokens: Sequence[int]) -> Row:
+    def row(self, name: str, tokens: Sequence[int], pending: int = 0) -> Row:
         """The next `tokens` of request `name`."""
         start = self.requests.setdefault(name, 0)
         slot = self._slots.setdefault(name, 8 - len(self._slots))
         pages = self._pages.setdefault(name, [])
         while len(pages) * PAGE < start + len(tokens):
             pages.append(self._free.pop())
-        return Row(name, tuple(tokens), start, slot, tuple(pages))
+        return Row(name, tuple(tokens), start, slot, tuple(pages), pending=pending)
 
     @torch.inference_mode()
     def step(
@@ -160,11 +160,12 @@ class Session:
         vocabulary; None before the last pipeline stage). `accept` says how many of a row's tokens
         count; the rest were rejected drafts."""
         rows = [self.row(name, tokens) for name, tokens in (prefill or {}).items()]
-        verify = [self.row(name, tokens) for name, tokens in (decode or {}).items()]
+        held = pending or {}
+        verify = [
+            self.row(name, tokens, held.get(name, 0)) for name, tokens in (decode or {}).items()
+        ]
         plan = StepPlan(tuple(rows), tuple(verify))
-        inputs = build_inputs(
-            plan, page_size=PAGE, device=torch.device("cpu"), pending=pending or {}
-        )
+        inputs = build_inputs(plan, page_size=PAGE, device=torch.device("cpu"))
         limits = self.program.row.limits
         logits = self.program.run(inputs, self.cache, classify(plan, limits), self.taps)
         for row in plan.rows:

@@ -10,8 +10,6 @@ import torch
 from tercel.blocks import sites
 from tercel.blocks.drafter import (
     SITES,
-    Block,
-    DraftSampling,
     confidence,
     draft,
     run_block,
@@ -20,6 +18,7 @@ from tercel.blocks.drafter import (
 from tercel.core.cache import DrafterCache
 from tercel.core.drafter import DrafterConfig, Embedding
 from tercel.core.drafter_formats import drafter_config, read_drafter_config
+from tercel.core.drafting import Block, DraftSampling
 from tercel.core.group import Group, SingleGroup
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig

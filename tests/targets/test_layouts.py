@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tercel.blocks import pipeline
-from tercel.blocks.pipeline import Taps
+from tercel.core.drafting import Taps
 from tests.targets.layouts import LAYOUTS, checkpoint16, on_every_rank, whole
 from tests.targets.models import FAMILIES, expected, relative_error, tokens
 

@@ -7,21 +7,26 @@ import pytest
 import torch
 
 from tercel.blocks.sites import SITES, sites
-from tercel.contract import Hazard, Implementation, Op
+from tercel.config import EngineConfig
+from tercel.contract import PLAIN, Hazard, Implementation, Op
+from tercel.contract.check import draw
+from tercel.contract.receipt import Status
 from tercel.core.arch import Arch
 from tercel.core.layout import Layout
+from tercel.core.model import ModelConfig
 from tercel.core.rank import Rank
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError, ContractError
 from tercel.ops.gemm.linear import linear
+from tercel.ops.moe.experts_decode import experts_decode
 from tercel.ops.norm.rms_norm import rms_norm
 from tercel.targets.binding import Bound, bind, counted_table, packs
-from tercel.targets.load import meta_cache
+from tercel.targets.load import meta_cache, resolve
 from tercel.targets.program import Program, digest, prove_decode_reads_nothing, record
 from tercel.targets.recording import Recorder
 from tercel.targets.table import TargetRow, generic, portable
 from tercel.weights.load import meta_model
-from tests.targets.models import FAMILIES, Session, program, resolved, tokens
+from tests.targets.models import FAMILIES, PAGE, Session, checkpoint, program, resolved, tokens
 
 ROW = portable("tp1")
 
@@ -56,7 +61,7 @@ def test_every_site_is_bound_in_every_step_class():
 def test_generic_falls_to_portable_and_says_why():
     bound = bind(generic("tp1"), Arch.SM_90)[StepClass.DECODE]["o_proj"]
     assert bound.implementation is bound.op.portable
-    assert bound.reason == "nothing else is certified on sm_90"
+    assert bound.reason.startswith("nothing else serves on sm_90")
 
 
 def test_a_named_row_must_name_every_site():
@@ -105,6 +110,26 @@ def test_step_classes_must_share_a_packed_form():
     binding[StepClass.DECODE] = decode
     with pytest.raises(ConfigError, match="o_proj: two step classes want different packed forms"):
         packs(binding, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("certified", "bound"),
+    [
+        ({"experts_decode"}, {"portable"}),
+        ({"experts_decode", "experts_grouped"}, {"triton"}),
+        (set(), {"portable"}),
+    ],
+    ids=["one of two", "both", "none"],
+)
+def test_a_kernel_is_bound_only_with_those_that_share_its_form(monkeypatch, certified, bound):
+    def status(op, implementation, arch):
+        is_certified = op.name in certified and implementation == "triton"
+        return Status.CERTIFIED if is_certified else Status.UNTESTED
+
+    monkeypatch.setattr("tercel.targets.binding.status", status)
+    binding = bind(generic("tp1"), Arch.SM_90)
+    assert {sites["experts"].implementation.name for sites in binding.values()} == bound
+    packs(binding, torch.bfloat16)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -187,9 +212,55 @@ def test_launch_order_hazards_are_proven():
     recorder.table.second(y, weight, eps=1e-5)
 
 
+def test_a_hazard_that_a_call_runs_only_when_it_asks():
+    decode = resolved("kimi_k3").binding[StepClass.DECODE]
+    recorder = Recorder({"route": decode["route"], "experts": decode["experts"]})
+    drawn = draw(experts_decode, experts_decode.contract.cells[0], dtype=torch.float32)
+    arguments = {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in drawn.items()}
+    del arguments["ids_early"]
+    logits = torch.empty(len(arguments["z"]), 16, device="meta")
+    for early in (False, True):
+        arguments["ids"], arguments["weights"] = recorder.table.route(
+            logits, logits[0], top_k=4, scaling=1.0, renormalize=True
+        )
+        if not early:
+            recorder.table.experts(**arguments)
+            continue
+        with pytest.raises(ContractError, match="experts_decode reads ids before it waits"):
+            recorder.table.experts(**arguments, ids_early=True)
+
+
 def test_counted_tables_do_not_share_counts():
     first, second = Counter(), Counter()
     bound = {"o_proj": program("kimi_k3").binding[StepClass.PREFILL]["o_proj"]}
     counted_table(bound, first).o_proj(torch.ones(1, 4), torch.ones(2, 4))
     counted_table(bound, second)
     assert (sum(first.values()), sum(second.values())) == (1, 0)
+
+
+@pytest.mark.parametrize("narrowest", [64, 200])
+def test_a_kernel_that_refuses_the_sizes_gives_way(narrowest, monkeypatch):
+    """Certified, but not for rows of 128: the site is portable and says why."""
+
+    def refuses(sizes):
+        return None if sizes["N"] >= narrowest else f"rows of {sizes['N']}"
+
+    kernel = Implementation("triton", rms_norm.portable.run, admits=refuses)
+    held = {name: each for name, each in rms_norm.implementations.items() if name in PLAIN}
+    monkeypatch.setattr(rms_norm, "implementations", {**held, "triton": kernel})
+    monkeypatch.setattr(
+        "tercel.targets.binding.status",
+        lambda op, name, arch: Status.CERTIFIED if name == "triton" else Status.UNTESTED,
+    )
+    model = ModelConfig.load(checkpoint("kimi_k3"))
+    config = EngineConfig(model="x", page_size=PAGE)
+    plan = resolve(model, config, arch=Arch.CPU, dtype=torch.float32)
+    calls = plan.calls[StepClass.MIXED]
+    assert {call.site for call in calls if call.op == "rms_norm"} == {"mla_q_norm", "latent_norm"}
+    for site in ("mla_q_norm", "latent_norm"):
+        bound = plan.binding[StepClass.MIXED][site]
+        if narrowest == 64:
+            assert bound.implementation is kernel
+        else:
+            assert bound.implementation is rms_norm.portable
+            assert "triton: rows of 128" in bound.reason

@@ -19,7 +19,7 @@ def question(
     mode="auto", layout="tp16_moetp4ep4", arch=Arch.SM_100, model="kimi_k3_mxfp4", **changes
 ) -> Question:
     """What the engine would ask; `changes` of fields that it refuses are set behind its back."""
-    settings = {key: changes.pop(key) for key in ("speculation", "kv_dtype") if key in changes}
+    settings = {key: changes.pop(key) for key in ("drafter", "kv_dtype") if key in changes}
     parsed = replace(ModelConfig.from_dict(published_config(model)), **changes)
     config = EngineConfig(model="k3", mode=mode, layout=layout)
     for key, value in settings.items():
@@ -63,8 +63,8 @@ def test_mxfp4_outcomes_on_sm_100(layout, name):
         ({"quant_method": "modelopt_mixed"}, None),
         ({"num_hidden_layers": 92}, None),
         ({"num_experts": 512}, None),
-        ({"speculation": "drafter"}, "kimi_k3_mxfp4__sm_100__tp16_moetp4ep4"),
-        ({"speculation": "drafter", "layout": "tp16_moetp16ep1"}, None),
+        ({"drafter": "drafter"}, "kimi_k3_mxfp4__sm_100__tp16_moetp4ep4"),
+        ({"drafter": "drafter", "layout": "tp16_moetp16ep1"}, None),
         ({"kv_dtype": "float8"}, None),
     ],
 )
@@ -74,9 +74,9 @@ def test_mxfp4_near_misses(changes, name):
 
 @pytest.mark.parametrize("layout", ["tp1_dwdp16", "helix8", "helix16_moetp4ep4", "dep16"])
 @pytest.mark.parametrize("kv_dtype", ["float8", "nvfp4"])
-@pytest.mark.parametrize("speculation", [None, "drafter"])
-def test_nvfp4_outcomes_on_sm_107(layout, kv_dtype, speculation):
-    settings = {"layout": layout, "kv_dtype": kv_dtype, "speculation": speculation}
+@pytest.mark.parametrize("drafter", [None, "drafter"])
+def test_nvfp4_outcomes_on_sm_107(layout, kv_dtype, drafter):
+    settings = {"layout": layout, "kv_dtype": kv_dtype, "drafter": drafter}
     named = chosen(arch=Arch.SM_107, quant_method="modelopt_mixed", **settings)
     assert named == f"kimi_k3_nvfp4__sm_107__{layout}"
 
@@ -118,7 +118,7 @@ def test_kimi_linear_outcomes(changes, name):
         ({"quant_method": None}, "quant"),
         ({"arch": Arch.CPU}, "arch"),
         ({"layout": "tp16"}, "layout"),
-        ({"speculation": "x", "layout": "tp16_moetp16ep1"}, "speculation"),
+        ({"drafter": "x", "layout": "tp16_moetp16ep1"}, "speculation"),
         ({"kv_dtype": "nvfp4"}, "kv dtype"),
         ({"arch": Arch.SM_103}, "in auto"),
     ],
@@ -134,7 +134,7 @@ def test_a_miss_names_its_criterion_last(changes, label):
         ({"layout": "tp16"}, "kimi_k3_mxfp4__sm_100__tp16_moetp4ep4: set layout=tp16_moetp4ep4"),
         ({"arch": Arch.SM_103}, "kimi_k3_mxfp4__sm_103__tp16_moetp4ep4: set mode=require"),
         (
-            {"speculation": "x", "layout": "tp16_moetp16ep1"},
+            {"drafter": "x", "layout": "tp16_moetp16ep1"},
             "kimi_k3_mxfp4__sm_100__tp16_moetp4ep4: set layout=tp16_moetp4ep4",
         ),
         (

@@ -1,5 +1,7 @@
 """A plan is host integers; inputs are what the device sees of it; the class follows from both."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -30,10 +32,9 @@ def test_classes(plan, step_class):
 def test_inputs_of_a_mixed_plan():
     last = Row("q", (1, 2), 0, 3, (5,))
     inputs = build_inputs(
-        StepPlan(prefill=(PREFILL, last), verify=(DECODE,)),
+        StepPlan(prefill=(PREFILL, last), verify=(replace(DECODE, pending=2),)),
         page_size=8,
         device=torch.device("cpu"),
-        pending={"d": 2},
     )
     assert inputs.tokens.tolist() == [5, 6, 7, 1, 2, 8]
     assert inputs.slot_mapping.tolist() == [38, 39, 72, 40, 41, 59]

@@ -162,7 +162,6 @@ def test_config_files(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("speculation", "drafter"),
         ("kv_dtype", "float8"),
         ("disaggregation", "context"),
         ("profile", "helix8.toml"),
@@ -259,6 +258,20 @@ def test_layouts_that_do_not_divide(layout, message):
         ("stop", ("x",) * 65),
         ("logit_bias", {3: 200.0}),
         ("temprature", 1.0),
+        ("max_tokens", "3"),
+        ("max_tokens", 3.0),
+        ("min_tokens", None),
+        ("temperature", "hot"),
+        ("top_k", True),
+        ("stop", (1,)),
+        ("stop", 3),
+        ("stop_token_ids", ("a",)),
+        ("logit_bias", {"3": 1.0}),
+        ("logit_bias", {3: "1"}),
+        ("logit_bias", [3]),
+        ("ignore_eos", 1),
+        ("seed", 1.5),
+        ("logprobs", True),
     ],
 )
 def test_sampling_parameters_name_the_field(name, value):

@@ -72,3 +72,23 @@ def test_change_between_opening_and_loading(kimi_k3):
     rewrite(kimi_k3.shards[1])
     with pytest.raises(CheckpointError, match="changed while the checkpoint was read"):
         load_model(checkpoint, config, Layout(), 0, dtype=torch.float32, device=CPU)
+
+
+def test_file_that_is_cut_in_a_read(kimi_k3, monkeypatch):
+    """After the look at the file, before its bytes are taken: where a mapping ends the process."""
+    shard, preadv = kimi_k3.shards[2], os.preadv
+
+    def cut(file, buffers, offset):
+        if os.fstat(file).st_ino == shard.stat().st_ino:
+            truncate(shard)
+        return preadv(file, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", cut)
+    text = error_of(kimi_k3, lambda: None, 0)
+    assert text.startswith(f"{shard}: ") and ("ends inside" in text or "changed" in text)
+
+
+def test_cut_files_are_errors_whatever_the_clock_says(kimi_k3, monkeypatch):
+    monkeypatch.setattr("tercel.weights.reader.Reader._check", lambda self, shard: None)
+    text = error_of(kimi_k3, lambda: truncate(kimi_k3.shards[1]), 0.1)
+    assert text.startswith(f"{kimi_k3.shards[1]}: ends inside language_model")

@@ -2,7 +2,6 @@
 
 import json
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tercel.cli import main
-from tercel.errors import CheckpointError
+from tercel.errors import CheckpointError, ConfigError
 from tercel.weights import convert
 from tercel.weights.convert import convert_checkpoint
 from tests.weights.test_changed_files import replace, rewrite, truncate
@@ -49,6 +48,13 @@ def test_disk_full(kimi_k3, tmp_path, limit):
     convert_checkpoint(kimi_k3.path, tmp_path / "out", "bf16")  # with room it goes through
 
 
+def test_disk_full_while_a_random_checkpoint_is_made(tmp_path, capsys):
+    with largest_file(10_000):
+        code, _, err = run(capsys, "checkpoint", "make-tiny", tmp_path / "deep" / "out")
+    assert code == 1 and err.startswith("error: ") and "nothing was written" in err
+    assert left(tmp_path) == ["deep"] and not left(tmp_path / "deep")
+
+
 def test_disk_full_while_other_files_are_copied(kimi_k3, tmp_path):
     (kimi_k3.path / "tiktoken.model").write_bytes(bytes(5_000_000))
     with largest_file(3_000_000), pytest.raises(CheckpointError, match="nothing was written"):
@@ -57,9 +63,7 @@ def test_disk_full_while_other_files_are_copied(kimi_k3, tmp_path):
 
 
 def test_too_little_room_is_seen_before_anything_is_written(kimi_k3, tmp_path, monkeypatch):
-    usage = SimpleNamespace(
-        disk_usage=lambda path: SimpleNamespace(free=1000), rmtree=shutil.rmtree
-    )
+    usage = SimpleNamespace(disk_usage=lambda path: SimpleNamespace(free=1000))
     monkeypatch.setattr(convert, "shutil", usage)
     with pytest.raises(CheckpointError, match=r"needs [0-9,]+ bytes and its disk has 1,000 free"):
         convert_checkpoint(kimi_k3.path, tmp_path / "out", "bf16")
@@ -116,23 +120,45 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals(kimi_k3, tmp_path, number):
-    """The command itself, stopped while it writes."""
+@contextmanager
+def converting(source, out):
+    """The command itself, while it writes."""
     command = [sys.executable, "-c", SLOWLY, "checkpoint", "convert"]
-    command += [str(kimi_k3.path), str(tmp_path / "out"), "--to", "bf16"]
+    command += [str(source), str(out), "--to", "bf16"]
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 60
-        while not list(tmp_path.glob(".out.*/*.safetensors")) and time.monotonic() < deadline:
+        while not list(out.parent.glob(f".{out.name}.*/*.safetensors")):
             assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
             time.sleep(0.02)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        yield process
     finally:
         process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals(kimi_k3, tmp_path, number):
+    with converting(kimi_k3.path, tmp_path / "out") as process:
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + number and "Traceback" not in err
     assert left(tmp_path) == ["model"]
+
+
+def test_the_next_conversion_removes_what_a_kill_left(kimi_k3, tmp_path):
+    others = tmp_path / ".other.1234.partial", tmp_path / ".out.partial"
+    for other in others:
+        other.mkdir()
+    with converting(kimi_k3.path, tmp_path / "out") as process:
+        with pytest.raises(ConfigError, match=r"another process makes .*\.out\."):
+            convert_checkpoint(kimi_k3.path, tmp_path / "out", "bf16")
+        process.kill()
+        process.wait()
+        assert len(left(tmp_path)) == 4
+    convert_checkpoint(kimi_k3.path, tmp_path / "out", "bf16")
+    assert left(tmp_path) == sorted(["model", "out", *(other.name for other in others)])
 
 
 def run(capsys, *arguments):

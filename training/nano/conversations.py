@@ -82,6 +82,14 @@ def long_conversations(seed: int, gsm8k: Path) -> Iterator[Conversation]:
         yield rng.choices(makers, shares)[0]()
 
 
+def tool_conversations(seed: int) -> Iterator[Conversation]:
+    """Questions that are answered with the calculator."""
+    rng = random.Random(seed)
+    calculations = generate(seed + 1, split="train", tool_share=1.0)
+    while True:
+        yield _tool_conversation(rng, calculations)
+
+
 def plain_texts(seed: int, gsm8k: Path) -> Iterator[str]:
     """Prose without any chat format."""
     rng = random.Random(seed)

@@ -8,8 +8,6 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from tercel.reference.kimi_k3 import Model
-
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum whose update is made orthogonal, for parameters [..., out, in].
@@ -53,17 +51,27 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     return (x.mT if is_tall else x).to(matrix.dtype)
 
 
+EMBEDDINGS = ("embed_tokens.weight", "lm_head.weight", "gate.weight")
+"""Endings of the matrices whose rows belong to tokens or experts."""
+
+
 def build(
-    model: Model, *, matrix_lr: float, vector_lr: float, weight_decay: float
+    model: nn.Module,
+    *,
+    matrix_lr: float,
+    vector_lr: float,
+    weight_decay: float,
+    embeddings: tuple[str, ...] = EMBEDDINGS,
 ) -> list[torch.optim.Optimizer]:
-    """Muon for the projections and experts; AdamW for embedding, head, router and vectors."""
+    """Muon for the projections and experts; AdamW for `embeddings`, by their endings, and
+    vectors."""
     matrices, others = [], []
     for name, param in model.named_parameters():
         if not param.requires_grad:
             continue
         is_matrix = param.squeeze().ndim >= 2 and "conv1d" not in name
-        is_special = name.endswith(("embed_tokens.weight", "lm_head.weight", "gate.weight"))
-        (matrices if is_matrix and not is_special else others).append(param)
+        is_embedding = name.endswith(embeddings)
+        (matrices if is_matrix and not is_embedding else others).append(param)
     return [
         Muon(matrices, lr=matrix_lr, momentum=0.95, weight_decay=weight_decay),
         torch.optim.AdamW(others, lr=vector_lr, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0),

@@ -15,9 +15,11 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
-    """Without a loss of digits near zero."""
-    small = x * (1 - x * x * (1 / 3 - x * x * (2 / 15 - x * x * (17 / 315))))
-    return tl.where(tl.abs(x) < 0.15, small, 2 * sigmoid(2 * x) - 1)
+    """By a continued fraction up to 1, where the other form loses digits."""
+    y = tl.minimum(x * x, 1.0)
+    top = x * (135135 + y * (17325 + y * (378 + y)))
+    bottom = 135135 + y * (62370 + y * (3150 + y * 28))
+    return tl.where(x * x < 1.0, top / bottom, 2 * sigmoid(2 * x) - 1)
 
 
 @triton.jit

@@ -14,6 +14,10 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+FORMS = ((4, 4, 2, 16), (1 << 30, 2, 2, 8))
+"""(snapshots at most, snapshots taken at a time, how many times are in flight, warps), chosen by
+measurement on an H200: docs/log.md, 2026-11-30."""
+
 
 def selection(
     row: torch.Tensor,
@@ -21,11 +25,9 @@ def selection(
     bank: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
     epsilons: tuple[float, float],
-    form: tuple[int, int, int] = (4, 2, 16),
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """One launch over row [T, N], prefix [T, N] and bank [S, T, N]; weights are res_norm, res_proj
-    and that of the norm, epsilons those of the selection and of the norm; form is (snapshots taken
-    at a time, how many times are in flight, warps).
+    and that of the norm, epsilons those of the selection and of the norm.
 
     Returns:
         (normed, updated, mixture) [T, N]. normed is None without a weight; updated is row itself
@@ -36,7 +38,7 @@ def selection(
     normed = None if weights[2] is None else row.new_empty(tokens, width)
     updated = row if prefix is None else row.new_empty(tokens, width)
     mixture = row.new_empty(tokens, width)
-    most, ahead, warps = form
+    most, ahead, warps = next(form for limit, *form in FORMS if snapshots <= limit)
     rows = min(most, triton.next_power_of_2(max(snapshots, 1)))
     span = triton.next_power_of_2(width)
     if tokens:
@@ -120,7 +122,7 @@ def _select(
         before = tl.load(prefix + token * prefix_stride + n, mask=inside, other=0.0)
     tiles = ()
     for index in tl.static_range(min(AHEAD, TILES)):
-        tiles = tiles + (_tile(bank, index, n, snapshots, snapshot_stride, N, ROWS),)
+        tiles = tiles + (_tile(bank, index, n, snapshots, snapshot_stride, N, ROWS),)  # noqa: RUF005
     if prefix is not None:
         now = (before.to(tl.float32) + now.to(tl.float32)).to(now.dtype)
         tl.store(updated + token * N + n, now, mask=inside)
@@ -132,7 +134,7 @@ def _select(
         wide = tiles[0].to(tl.float32)
         tiles = tiles[1:]
         if index + AHEAD < TILES:
-            tiles = tiles + (_tile(bank, index + AHEAD, n, snapshots, snapshot_stride, N, ROWS),)
+            tiles = tiles + (_tile(bank, index + AHEAD, n, snapshots, snapshot_stride, N, ROWS),)  # noqa: RUF005
         real = index * ROWS + tl.arange(0, ROWS) < snapshots
         scores = tl.where(real, _scores(wide, query[None, :], res_eps, N), float("-inf"))
         top = tl.maximum(highest, tl.max(scores, 0))

@@ -15,6 +15,8 @@ def store_rows(pool: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> N
     """pool[index] = rows along the first axis, bit for bit; indices occur once, the sink aside."""
     if rows.shape[-1] * rows.element_size() % WIDE.itemsize == 0:
         pool, rows = pool.view(WIDE), rows.view(WIDE)
+    elif rows.element_size() == 1:  # what copies bytes does not know every dtype of one
+        pool, rows = pool.view(torch.uint8), rows.view(torch.uint8)
     pool.index_copy_(0, index, rows)
 
 
@@ -28,14 +30,14 @@ def draw_pool(
 
 
 def draw_pages(
-    make: InputMaker, lengths: Sequence[int], pages: torch.Tensor
+    make: InputMaker, lengths: Sequence[int], pages: torch.Tensor, dtype: str = "act"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`pages` [PAGES, PS, E] where rows of `lengths` tokens hold a value and all else is poison,
     and their block table [rows, longest], pages in random order, the sink behind a row's end."""
     counts = [-(-length // pages.shape[1]) for length in lengths]
     free = torch.split(make.choice(sum(counts), low=1, high=pages.shape[0]), counts)
     table = torch.nn.utils.rnn.pad_sequence(list(free), batch_first=True)
-    pool = make.poison(*pages.shape)
+    pool = make.poison(*pages.shape, dtype=dtype)
     for row, length in enumerate(lengths):
         where = positions(table[row], pages.shape[1])[:length]
         pool.flatten(0, 1)[where] = pages.flatten(0, 1)[where]

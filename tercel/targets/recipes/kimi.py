@@ -6,9 +6,9 @@ from tercel.blocks import join, pipeline
 from tercel.blocks.kda import kda
 from tercel.blocks.mla import mla
 from tercel.blocks.mlp import mlp, moe
-from tercel.blocks.pipeline import Taps
 from tercel.blocks.sites import SiteTable
 from tercel.core.cache import ModelCache
+from tercel.core.drafting import Taps
 from tercel.core.group import Groups
 from tercel.core.inputs import StepInputs
 from tercel.core.parameters import MlaWeights, ModelWeights, MoeWeights
@@ -56,7 +56,7 @@ def forward(
                 k, group, layer.mlp, act, (prefix, bank), selection, place
             )
         if taps is not None:
-            taps.capture(i, mixture)
+            taps.capture(i, mixture, join.summed(prefix, bank, selection))
     if place.is_last_stage:
         return k.head(x[step.sample_rows], w.head)  # type: ignore[no-any-return]
     pipeline.send(groups.world, place, x, bank, taps)

@@ -48,8 +48,9 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         element_ulps=1.25,
         rms_ulps=0.6,
-        fp32_element_ulps=6,
+        fp32_element_ulps=12,
         fp32_rms_ulps=6,
-        why="one rounding of half an ulp; in fp32 two divisions, tanh, sigmoid and the products",
+        why="one rounding of half an ulp; in fp32 two divisions, two tanh, sigmoid and the "
+        "products, of exponentials that a GPU gives to two ulps",
     ),
 )

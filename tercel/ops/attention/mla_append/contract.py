@@ -4,6 +4,8 @@
     c = act(c * rsqrt(mean(c**2) + eps)) * kv_norm           two roundings, as rms_norm
     pages[slot_mapping // PS, slot_mapping % PS] = c | k_rope
 
+or, with a page_scale, e4m3((c | k_rope) / page_scale): fp32, to nearest, saturated at 448.
+
 k_rope is neither normalised nor rotated (NoPE). eps is 1e-6: the published model builds this norm
 with its class default, not with rms_norm_eps.
 
@@ -17,6 +19,7 @@ import torch
 
 from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
+from tercel.ops._lib.latent import AXES, PAGE_SCALE, SCALED, draw_page_scale, page_dtype
 from tercel.ops._lib.pools import check_slots
 
 
@@ -25,9 +28,10 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     return {
         "latent": make.normal(cell["T"], entry),
         "kv_norm": make.uniform(cell["L"], low=0.5, high=1.5),
-        "pages": make.poison(pages, page_size, entry),
+        "pages": make.poison(pages, page_size, entry, dtype=page_dtype(cell)),
         "slot_mapping": make.choice(cell["T"], low=page_size, high=pages * page_size),
         "eps": 1e-6,
+        "page_scale": draw_page_scale(cell, make),
     }
 
 
@@ -37,28 +41,26 @@ def valid(*, pages: torch.Tensor, slot_mapping: torch.Tensor, **_: Any) -> None:
 
 def cost(sizes: Mapping[str, int]) -> Cost:
     tokens, entry, rank = sizes["T"], sizes["E"], sizes["L"]
-    return Cost(
-        bytes=(2 * tokens * entry + rank) * sizes["act"] + 8 * tokens, flops=4 * tokens * rank
-    )
+    stored = tokens * sizes["pages_bytes"] // (sizes["PAGES"] * sizes["PS"])
+    values = tokens * entry + rank
+    return Cost(bytes=values * sizes["act"] + stored + 8 * tokens, flops=4 * tokens * rank)
 
 
 CONTRACT = Contract(
     axes={
         "T": "tokens",
-        "L": "kv_lora_rank",
-        "E": "an entry of the cache: kv_lora_rank + qk_rope_head_dim",
-        "PS": "tokens of a page",
-        "PAGES": "pages of the pool; page 0 is the sink",
+        **AXES,
     },
     args={
         "latent": Arg("T E", layout="rows"),
         "kv_norm": Arg("L"),
-        "pages": Arg("PAGES PS E", written="the entries at slot_mapping"),
+        "pages": Arg("PAGES PS E", "act|e4m3", written="the entries at slot_mapping"),
         "slot_mapping": Arg("T", "i64"),
         "eps": Value(float, "1e-6 as published"),
+        "page_scale": PAGE_SCALE,
     },
     returns={},
-    where=("E >= L",),
+    where=("E >= L", SCALED),
     cost=cost,
     inputs=inputs,
     valid=valid,
@@ -73,14 +75,17 @@ CONTRACT = Contract(
             PAGES=3,
             PS=64,
         ),
+        Cell("FP8 cache", ("tp1",), T=5, L=512, E=576, PAGES=3, PS=64, fp8=True),
     ),
     tolerance=Tolerance(
         element_ulps=4,
         rms_ulps=1.5,
-        why="as rms_norm: two roundings of half an ulp each plus the fp32 sum",
+        why="as rms_norm: two roundings of half an ulp each plus the fp32 sum; where the cache is "
+        "FP8, its rounding alone",
     ),
     hazards=(
         Hazard("aliasing", "two tokens at one live position race; nothing raises"),
         Hazard("capacity", "positions outside the pool are undefined; nothing raises"),
+        Hazard("silent_input", "another page_scale than the readers'; nothing raises"),
     ),
 )

@@ -7,6 +7,7 @@
     o[t, h] = act(w_v[h] u)
     out = act(o * gate)                                  where there is a gate, already sigmoid'ed
 
+entry is page_scale * e4m3 code where the pages are FP8, fp32, not rounded.
 The row's own tokens, drafts among them, are in the pages already. Entry j of row r lies in page
 block_table[r, j // PS]; page 0 is the sink. Whatever lies past a row's end, NaN included, has no
 effect. Padding rows have context 0: their outputs are those of the sink's first entries.
@@ -23,15 +24,18 @@ import torch
 from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 from tercel.errors import ContractError
-from tercel.ops._lib.pools import draw_pages
+from tercel.ops._lib import latent
+
+HEAD = {"V": 128, "L": 512, "E": 576}
+"""Sizes of the published models."""
 
 
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     width, heads, v_dim, rank, entry = (cell[axis] for axis in ("width", "H", "V", "L", "E"))
     contexts = cell["contexts"]
     tokens = len(contexts) * width
-    stored = make.normal(cell["PAGES"], cell["PS"], entry)
-    pages, table = draw_pages(make, [context + width for context in contexts], stored)
+    lengths = [context + width for context in contexts]
+    pages, table = latent.draw_cache(cell, make, lengths)
     kv_b = make.normal(heads, 2 * v_dim, rank, scale=rank**-0.5)
     gate = make.uniform(tokens, heads * v_dim, low=0.0, high=1.0)
     return {
@@ -43,6 +47,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "gate": gate if cell["gated"] else None,
         "width": width,
         "scale": 192**-0.5,
+        "page_scale": latent.draw_page_scale(cell, make),
     }
 
 
@@ -68,9 +73,10 @@ def cost(sizes: Mapping[str, int]) -> Cost:
         sizes[axis] for axis in ("R", "width", "H", "V", "L", "E")
     )
     tokens, context = rows * width, sizes["PG"] * sizes["PS"]
-    values = rows * context * entry + tokens * heads * (entry + 2 * v_dim) + heads * v_dim * rank
+    values = tokens * heads * (entry + 2 * v_dim) + heads * v_dim * rank
+    read = rows * context * sizes["pages_bytes"] // (sizes["PAGES"] * sizes["PS"])
     return Cost(
-        bytes=values * sizes["act"] + 8 * rows * (sizes["PG"] + 1),
+        bytes=values * sizes["act"] + read + 8 * rows * (sizes["PG"] + 1),
         flops=2 * tokens * heads * (context * (entry + rank) + v_dim * rank),
     )
 
@@ -80,66 +86,60 @@ CONTRACT = Contract(
         "R": "rows, width tokens each",
         "H": "heads",
         "V": "v_head_dim",
-        "L": "kv_lora_rank",
-        "E": "an entry of the cache: kv_lora_rank + qk_rope_head_dim",
         "PG": "pages of the longest row",
-        "PS": "tokens of a page",
-        "PAGES": "pages of the pool; page 0 is the sink",
+        **latent.AXES,
     },
     args={
         "query": Arg("R*width H E"),
-        "pages": Arg("PAGES PS E"),
+        "pages": Arg("PAGES PS E", "act|e4m3"),
         "block_table": Arg("R PG", "i64"),
         "context_lens": Arg("R", "i64"),
         "w_v": Arg("H V L", layout="any"),
         "gate": Arg("R*width H*V", layout="rows", optional=True),
         "width": Value(int, "tokens per row: 1 + drafts"),
         "scale": Value(float, "(qk_nope_head_dim + qk_rope_head_dim)**-0.5"),
+        "page_scale": latent.PAGE_SCALE,
     },
     returns={"out": Arg("R*width H*V")},
-    where=("E >= L", "width >= 1"),
+    where=("E >= L", "width >= 1", latent.SCALED),
     cost=cost,
     inputs=inputs,
     valid=valid,
     cells=(
         Cell(
             "nano, a batch: empty, inside a page, at its ends",
-            layouts=("tp1",),
-            width=1,
-            H=4,
-            V=128,
-            L=512,
-            E=576,
-            PS=16,
-            PAGES=16,
+            ("tp1",),
+            **HEAD,
+            **{"width": 1, "H": 4, "PS": 16, "PAGES": 16, "gated": True},
             contexts=(0, 7, 15, 16, 47),
-            gated=True,
         ),
         Cell(
             "K3 rank of 16, one request, seven drafts",
-            layouts=("tp16_moetp4ep4",),
-            width=8,
-            H=6,
-            V=128,
-            L=512,
-            E=576,
-            PS=64,
-            PAGES=6,
+            ("tp16_moetp4ep4",),
+            **HEAD,
+            **{"width": 8, "H": 6, "PS": 64, "PAGES": 6, "gated": True},
             contexts=(187,),
-            gated=True,
         ),
         Cell(
             "no gate, as Kimi-Linear",
-            layouts=("tp1",),
-            width=2,
-            H=2,
-            V=16,
-            L=32,
-            E=48,
-            PS=4,
-            PAGES=24,
-            contexts=(3, 30, 21),
-            gated=False,
+            ("tp1",),
+            **{"V": 16, "L": 32, "E": 48},
+            **{"width": 2, "H": 2, "PS": 16, "PAGES": 24, "gated": False},
+            contexts=(3, 90, 61),
+        ),
+        Cell(
+            "a rank of 8, FP8 cache",
+            ("tp8_pp2",),
+            **HEAD,
+            **{"width": 1, "H": 12, "PS": 64, "PAGES": 9, "gated": True, "fp8": True},
+            contexts=(130, 64),
+        ),
+        Cell(
+            "every head on one rank",
+            (),
+            **HEAD,
+            **{"width": 1, "H": 96, "PS": 64, "PAGES": 9, "gated": True},
+            contexts=(130, 250),
         ),
     ),
     tolerance=Tolerance(
@@ -147,11 +147,13 @@ CONTRACT = Contract(
         rms_ulps=2,
         fp32_element_ulps=64,
         fp32_rms_ulps=24,
-        why="scores of size 5 are exponents whose rounding is relative error of p; u and o are "
-        "rounded to activations once each and mix L values; the row's largest bounds the rest",
+        why="scores of size 5 are exponents whose rounding is relative error of p, which a kernel "
+        "rounds for tensor cores; u and o are rounded to activations once each and mix L values; "
+        "the row's largest bounds the rest",
     ),
     hazards=(
         Hazard("capacity", "a context past the block table is cut; only `valid` raises"),
+        Hazard("early_read", "read before the wait", ("block_table", "context_lens", "w_v")),
         Hazard("stale_state", "an entry that nobody appended is read as it is; nothing raises"),
     ),
 )

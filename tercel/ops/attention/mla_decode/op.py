@@ -2,7 +2,8 @@
 
 import torch
 
-from tercel.contract import operation, ordered, portable, reference
+from tercel.contract import kernel, operation, ordered, portable, reference
+from tercel.ops._lib.latent import whole_tiles
 from tercel.ops.attention.mla_decode import ordered as by_head
 from tercel.ops.attention.mla_decode import portable as gathered
 from tercel.ops.attention.mla_decode import reference as naive
@@ -14,6 +15,7 @@ from tercel.ops.attention.mla_decode.contract import CONTRACT
     reference(naive.mla_decode),
     portable(gathered.mla_decode),
     ordered(by_head.mla_decode),
+    kernel("triton", naive.mla_decode, admits=whole_tiles),
 )
 def mla_decode(
     query: torch.Tensor,
@@ -25,12 +27,13 @@ def mla_decode(
     *,
     width: int,
     scale: float,
+    page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """MLA attention outputs, before the output projection, of width tokens per row.
 
     Args:
         query: [R * width, H, E] absorbed queries.
-        pages: [PAGES, PS, E] in the dtype of query, the rows' own tokens included.
+        pages: [PAGES, PS, E] in the dtype of query, or e4m3; the rows' own tokens included.
         block_table: [R, PG] int64 page ids; 0 past a row's end.
         context_lens: [R] int64 entries before this step; token i of row r sees
             context_lens[r] + i + 1.
@@ -38,11 +41,12 @@ def mla_decode(
         gate: [R * width, H * V] in the dtype of query, after the sigmoid; None: no gate.
         width: tokens per row.
         scale: of the scores.
+        page_scale: [1] fp32, with e4m3 pages: an entry is its codes times this.
     Returns:
         [R * width, H * V] in the dtype of query, newly allocated.
     Raises:
         ContractError: a shape or dtype outside the contract.
     Wrong, silently:
-        a context that the block table does not hold.
+        a context that the block table does not hold; another page_scale than was appended with.
     Source: Kimi K3 modeling_kimi_linear.py, KimiMLAAttention.
     """

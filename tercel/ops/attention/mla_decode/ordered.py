@@ -15,6 +15,7 @@ def mla_decode(
     *,
     width: int,
     scale: float,
+    page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     out = [
         portable.mla_decode(
@@ -26,6 +27,7 @@ def mla_decode(
             None,
             width=width,
             scale=scale,
+            page_scale=page_scale,
         )
         for head in range(query.shape[1])
     ]

@@ -6,6 +6,8 @@ included, reaches a product; their scores are masked.
 
 import torch
 
+from tercel.ops._lib.latent import loaded
+
 WORKSPACE = 1 << 22
 """Elements of gathered entries that rows share at a time."""
 FEW_ROWS = 4
@@ -22,6 +24,7 @@ def mla_decode(
     *,
     width: int,
     scale: float,
+    page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     rows, columns = block_table.shape
     block = max(1, WORKSPACE // (columns * pages[0].numel()))
@@ -34,6 +37,7 @@ def mla_decode(
             w_v.shape[2],
             width=width,
             scale=scale,
+            page_scale=page_scale,
         )
         for first in range(0, rows, block)
     ]
@@ -58,6 +62,7 @@ def _attend(
     *,
     width: int,
     scale: float,
+    page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mixed latents [T, H, rank] of the rows of a block."""
     work = torch.promote_types(query.dtype, torch.float32)
@@ -67,8 +72,8 @@ def _attend(
     last = seen[:, -1]
     index = torch.add(position[:page_size], block_table.unsqueeze(2), alpha=page_size).flatten(1)
     index = torch.where(position <= last, index, index.gather(1, last))
-    entries = pages.flatten(0, 1).index_select(0, index.flatten()).to(work)
-    entries = entries.view(rows, -1, pages.shape[2])
+    entries = pages.flatten(0, 1).index_select(0, index.flatten())
+    entries = loaded(entries, work, page_scale).view(rows, -1, pages.shape[2])
     scores = torch.bmm((query.to(work) * scale).view(rows, width * heads, -1), entries.mT)
     scores.view(rows, width, heads, -1).masked_fill_((position > seen).unsqueeze(2), -torch.inf)
     latent = torch.bmm(scores.softmax(-1), entries[:, :, :rank])

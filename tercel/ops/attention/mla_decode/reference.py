@@ -2,6 +2,7 @@
 
 import torch
 
+from tercel.ops._lib.latent import loaded
 from tercel.ops._lib.pools import positions
 
 
@@ -15,6 +16,7 @@ def mla_decode(
     *,
     width: int,
     scale: float,
+    page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     work = torch.promote_types(query.dtype, torch.float32)
     rank = w_v.shape[2]
@@ -23,7 +25,7 @@ def mla_decode(
         row, draft = divmod(token, width)
         seen = int(context_lens[row]) + draft + 1
         where = positions(block_table[row], pages.shape[1])[:seen]
-        entries = pages.flatten(0, 1)[where].to(work)
+        entries = loaded(pages.flatten(0, 1)[where], work, page_scale)
         scores = (query[token].to(work) @ entries.t()) * scale
         latent = (scores.softmax(-1) @ entries[:, :rank]).to(query.dtype)
         outputs.append((w_v @ latent.unsqueeze(-1)).flatten())

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import (
     check_cell,
     check_control,
@@ -11,19 +12,21 @@ from tercel.contract.check import (
 )
 from tercel.ops.attention.mla_decode import CONTRACT, mla_decode, portable
 from tercel.ops.attention.mla_decode.reference import mla_decode as naive
+from tests.interpreter import INTERPRETED, REASON
 
-CELL, _, SMALL = CONTRACT.cells
+CELL, DRAFTS, SMALL, FP8, WIDE = CONTRACT.cells
+PORTABLE = mla_decode.portable.name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
 def test_cells(cell, dtype):
     """All that lies past the rows' ends is NaN."""
-    check_cell(mla_decode, cell, mla_decode.portable.name, dtype=dtype)
+    check_cell(mla_decode, cell, PORTABLE, dtype=dtype)
 
 
 def test_replay():
-    check_replay(mla_decode, SMALL, mla_decode.portable.name)
+    check_replay(mla_decode, SMALL, PORTABLE)
 
 
 @pytest.mark.parametrize(
@@ -34,17 +37,19 @@ def test_replay():
         (lambda a: a.update(context_lens=a["context_lens"][1:]), "axis R"),
         (lambda a: a.update(w_v=a["w_v"][1:]), "axis H"),
         (lambda a: a.update(pages=a["pages"][:, :, 1:].contiguous()), "axis E"),
+        (lambda a: a.update(pages=a["pages"].to(torch.float8_e4m3fn)), "page_scale is None"),
+        (lambda a: a.update(page_scale=torch.ones(1)), "page_scale is None"),
     ],
-    ids=["width", "int32 table", "a length too few", "a head too few", "entry"],
+    ids=["width", "int32 table", "a length less", "a head less", "entry", "no scale", "a scale"],
 )
 def test_refuses(change, words):
-    assert words in str(check_refusal(mla_decode, SMALL, mla_decode.portable.name, change))
+    assert words in str(check_refusal(mla_decode, SMALL, PORTABLE, change))
 
 
 def test_validity_sees_a_context_past_the_table():
     a = draw(mla_decode, SMALL, dtype=torch.float32)
     a["context_lens"][1] += 8
-    with pytest.raises(ValueError, match="block table holds 32"):
+    with pytest.raises(ValueError, match="block table holds 96"):
         CONTRACT.valid(**a)
 
 
@@ -87,7 +92,7 @@ def test_padding_rows_are_finite_and_change_no_other():
 
 
 def test_reads_nothing_on_the_host():
-    check_meta(mla_decode, SMALL, mla_decode.portable.name)
+    check_meta(mla_decode, SMALL, PORTABLE)
 
 
 def test_control_a_token_does_not_see_itself():
@@ -109,6 +114,13 @@ def test_control_pages_in_another_order():
         return naive(**a, block_table=block_table.roll(1, 0))
 
     check_control(mla_decode, CELL, broken)
+
+
+def test_control_scale_of_the_pages_forgotten_in_the_scores():
+    def broken(*, page_scale, scale, **a):
+        return naive(**a, page_scale=page_scale, scale=scale / float(page_scale))
+
+    check_control(mla_decode, FP8, broken)
 
 
 def test_control_gate_of_another_head():
@@ -135,3 +147,93 @@ def test_ordered_bits_do_not_depend_on_the_other_heads():
         }
         part = mla_decode.using("ordered")(**{**a, **one})
         assert torch.equal(part, whole.chunk(heads, 1)[first])
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    """Both launches, interpreted, at small sizes; the published ones run on a GPU."""
+
+    TINY = Cell(
+        "rows of many parts, two blocks of queries, no whole block of tokens",
+        **{"V": 24, "L": 32, "E": 48, "H": 5, "width": 4, "PS": 16, "PAGES": 60, "gated": True},
+        contexts=(0, 60, 61, 300),
+    )
+    CODES = Cell(
+        "FP8 pages",
+        **{"V": 16, "L": 32, "E": 48, "H": 3, "width": 2, "PS": 32, "PAGES": 9, "gated": True},
+        contexts=(40, 100),
+        fp8=True,
+    )
+
+    @pytest.fixture
+    def run(self):
+        return mla_decode.using("triton")
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", [SMALL, TINY, CODES], ids=lambda cell: cell.why)
+    def test_cells(self, cell, dtype):
+        """All that lies past the rows' ends is NaN."""
+        check_cell(mla_decode, cell, "triton", dtype=dtype)
+
+    @pytest.mark.parametrize("parts", [1, 3, 40])
+    @pytest.mark.parametrize("fused", [False, True])
+    def test_any_number_of_parts(self, monkeypatch, parts, fused):
+        from tercel.ops.attention.mla_decode import kernel_triton as module
+
+        config = module.Config(16, 8, 4, 1, parts, 2)
+        merge = module.Merge(fused, 1, 8, 4)
+        monkeypatch.setattr(module, "choose", lambda *_: config)
+        monkeypatch.setattr(module, "choose_merge", lambda *_: merge)
+        check_cell(mla_decode, SMALL, "triton")
+
+    def test_scratch_is_not_read_before_it_is_written(self, run):
+        """Fresh memory is NaN."""
+        a = draw(mla_decode, SMALL, dtype=torch.float32)
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert torch.empty(1).isnan()
+            assert run(**a).isfinite().all()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def test_replay(self):
+        check_replay(mla_decode, SMALL, "triton")
+
+    def test_bits_repeat_and_rows_do_not_depend_on_their_neighbours(self, run):
+        a = draw(mla_decode, SMALL, dtype=torch.bfloat16)
+        before = run(**a)
+        assert torch.equal(run(**a), before)
+        a["query"][2:] = 7
+        a["context_lens"][1:] = torch.tensor([2, 9])
+        a["pages"][a["block_table"][1, 1:3]] = 5
+        assert torch.equal(run(**a)[:2], before[:2])
+
+    def test_a_context_past_the_table_is_cut(self, run):
+        """It reads nothing that is not the table's."""
+        a = draw(mla_decode, SMALL, dtype=torch.float32)
+        a["pages"].nan_to_num_()
+        longest = a["context_lens"].clone()
+        longest[1] = a["block_table"].shape[1] * 16 - 2
+        expected = run(**{**a, "context_lens": longest})
+        longest[1] += 1000
+        assert torch.equal(run(**{**a, "context_lens": longest}), expected)
+
+    @pytest.mark.parametrize(
+        ("sizes", "words"), [({"PS": 4}, "pages of 4"), ({"L": 24, "E": 40}, "24 \\+ 16")]
+    )
+    def test_refuses_what_its_tiles_do_not_fit(self, run, sizes, words):
+        cell = Cell("", **{**SMALL.sizes, **sizes, "PAGES": 90})
+        with pytest.raises(ValueError, match=words):
+            run(**draw(mla_decode, cell, dtype=torch.float32))
+
+    def test_control_parts_merged_without_their_weights(self, monkeypatch):
+        from tercel.ops.attention.mla_decode import kernel_triton as module
+
+        attend = module.attend
+
+        def broken(*args):
+            mixed, weight = attend(*args)
+            return mixed, torch.zeros_like(weight)
+
+        monkeypatch.setattr(module, "attend", broken)
+        check_control(mla_decode, SMALL, module.mla_decode)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 
+from tercel.ops._lib.latent import loaded
 from tercel.ops.attention.mla_prefill.reference import expand
 
 WINDOW = 512
@@ -25,6 +26,7 @@ def mla_prefill(
     cu_seqlens: tuple[int, ...],
     context_lens: tuple[int, ...],
     scale: float,
+    page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     work = torch.promote_types(q.dtype, torch.float32)
     page_size = pages.shape[1]
@@ -37,6 +39,8 @@ def mla_prefill(
         for page in range(0, -(-length // page_size), step):
             first = page * page_size
             entries = pages.index_select(0, block_table[row, page : page + step]).flatten(0, 1)
+            if page_scale is not None:
+                entries = loaded(entries, work, page_scale).to(q.dtype)
             keys, values = expand(entries[: length - first], w_k, w_v)
             softmax.add(keys.to(work), values.to(work), first - context)
         out[start:stop] = softmax.outputs().transpose(0, 1).flatten(1)

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import torch
 
+from tercel.ops._lib.latent import loaded
 from tercel.ops._lib.pools import positions
 
 
@@ -18,13 +19,15 @@ def mla_prefill(
     cu_seqlens: tuple[int, ...],
     context_lens: tuple[int, ...],
     scale: float,
+    page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     work = torch.promote_types(q.dtype, torch.float32)
     outputs = []
     for row, (start, stop) in enumerate(pairwise(cu_seqlens)):
         context, count = context_lens[row], stop - start
         where = positions(block_table[row], pages.shape[1])[: context + count]
-        keys, values = expand(pages.flatten(0, 1)[where], w_k, w_v)
+        entries = loaded(pages.flatten(0, 1)[where], work, page_scale).to(q.dtype)
+        keys, values = expand(entries, w_k, w_v)
         scores = (q[start:stop].transpose(0, 1).to(work) @ keys.to(work).mT) * scale
         hidden = torch.ones(count, context + count, dtype=torch.bool).triu(context + 1)
         scores = scores.masked_fill(hidden.to(scores.device), -torch.inf)

@@ -17,8 +17,9 @@ from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_prefill import CONTRACT, mla_prefill, portable
 from tercel.ops.attention.mla_prefill.reference import mla_prefill as naive
 from tercel.ops.attention.mla_query_append import mla_query_append
+from tests.interpreter import INTERPRETED, REASON
 
-CELL, _, WINDOWS = CONTRACT.cells
+CELL, _, WINDOWS, FP8, _ = CONTRACT.cells
 SMALL = Cell(
     "",
     H=2,
@@ -59,8 +60,9 @@ def test_replay():
         (lambda a: a.update(w_k=a["w_k"][:, 1:]), "K+E-L"),
         (lambda a: a.update(gate=a["gate"][:, 1:]), "H*V"),
         (lambda a: a.update(pages=a["pages"].double()), "pages"),
+        (lambda a: a.update(page_scale=torch.ones(1)), "page_scale is None"),
     ],
-    ids=["contexts", "bounds", "key width", "gate", "fp64 pages"],
+    ids=["contexts", "bounds", "key width", "gate", "fp64 pages", "a scale"],
 )
 def test_refuses(change, words):
     assert words in str(check_refusal(mla_prefill, SMALL, mla_prefill.portable.name, change))
@@ -171,3 +173,72 @@ def test_control_windows_merged_without_rescaling(monkeypatch):
     monkeypatch.setattr(portable, "_Softmax", Broken)
     monkeypatch.setattr(portable, "WINDOW", 8)
     check_control(mla_prefill, SMALL, portable.mla_prefill)
+
+
+def test_control_scale_of_the_pages_forgotten_in_the_values():
+    def broken(*, page_scale, w_v, **a):
+        return naive(**a, page_scale=page_scale, w_v=w_v / float(page_scale))
+
+    check_control(mla_prefill, FP8, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    """Both launches, interpreted, in blocks of 16 and windows of 32."""
+
+    CODES = Cell("", **{**SMALL.sizes, "cu_seqlens": (0, 18), "context_lens": (31,)}, fp8=True)
+    WIDE = Cell("", **{**SMALL.sizes, "K": 24, "V": 16, "L": 40, "E": 52, "gated": False})
+
+    @pytest.fixture(autouse=True)
+    def tiny(self, monkeypatch):
+        from tercel.ops.attention.mla_prefill import kernel_triton as module
+
+        monkeypatch.setattr(module, "WORKSPACE", 1)
+        monkeypatch.setattr(module, "ROWS", 32)
+        monkeypatch.setattr(module, "choose", lambda *_: module.Config(16, 16, 4, 1))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", [SMALL, CODES, WIDE], ids=str)
+    def test_cells(self, cell, dtype):
+        """All that lies past the rows' ends is NaN."""
+        check_cell(mla_prefill, cell, "triton", dtype=dtype)
+
+    def test_one_window(self, monkeypatch):
+        from tercel.ops.attention.mla_prefill import kernel_triton as module
+
+        monkeypatch.setattr(module, "WORKSPACE", 1 << 20)
+        check_cell(mla_prefill, SMALL, "triton")
+
+    def test_scratch_is_not_read_before_it_is_written(self):
+        """Fresh memory is NaN."""
+        a = draw(mla_prefill, SMALL, dtype=torch.float32)
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert torch.empty(1).isnan()
+            assert mla_prefill.using("triton")(**a).isfinite().all()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    def test_bits_repeat_and_sequences_do_not_depend_on_their_neighbours(self):
+        a = draw(mla_prefill, SMALL, dtype=torch.bfloat16)
+        run = mla_prefill.using("triton")
+        before = run(**a)
+        assert torch.equal(run(**a), before)
+        a["q"][21:] = 7
+        assert torch.equal(run(**a)[:21], before[:21])
+
+    def test_replay(self):
+        check_replay(mla_prefill, SMALL, "triton")
+
+    def test_control_windows_forget(self, monkeypatch):
+        from tercel.ops.attention.mla_prefill import kernel_triton as module
+
+        launch = module._launch_attend
+
+        def broken(q, window, state, *rest):
+            if state.total.numel():
+                state.total.zero_()
+            launch(q, window, state, *rest)
+
+        monkeypatch.setattr(module, "_launch_attend", broken)
+        check_control(mla_prefill, SMALL, module.mla_prefill)

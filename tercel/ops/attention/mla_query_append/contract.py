@@ -19,7 +19,12 @@ import torch
 
 from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
+from tercel.ops._lib.latent import AXES, PAGE_SCALE, SCALED, draw_page_scale, page_dtype
 from tercel.ops._lib.pools import check_slots
+
+HEAD = {"K": 128, "L": 512, "E": 576}
+"""Sizes of the published models."""
+LAYOUTS = ("tp16_moetp4ep4", "tp16_moetp16ep1")
 
 
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
@@ -35,10 +40,11 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "latent": make.normal(tokens, entry),
         "kv_norm": make.uniform(rank, low=0.5, high=1.5),
         "w_k": kv_b[:, :k_dim],
-        "pages": make.poison(pages, page_size, entry),
+        "pages": make.poison(pages, page_size, entry, dtype=page_dtype(cell)),
         "slot_mapping": make.choice(tokens, low=page_size, high=pages * page_size),
         "q_eps": 1e-6,
         "eps": 1e-6,
+        "page_scale": draw_page_scale(cell, make),
     }
 
 
@@ -50,9 +56,10 @@ def cost(sizes: Mapping[str, int]) -> Cost:
     tokens, heads, k_dim, rank, entry, q_rank = (sizes[axis] for axis in "THKLEQ")
     width = heads * (k_dim + entry - rank)
     q_b = 0 if q_rank == width else (width + 1) * q_rank
-    values = tokens * (q_rank + (2 + heads) * entry) + q_b + heads * k_dim * rank + rank
+    values = tokens * (q_rank + (1 + heads) * entry) + q_b + heads * k_dim * rank + rank
+    stored = tokens * sizes["pages_bytes"] // (sizes["PAGES"] * sizes["PS"])
     return Cost(
-        bytes=values * sizes["act"] + 8 * tokens,
+        bytes=values * sizes["act"] + stored + 8 * tokens,
         flops=2 * tokens * (q_b + heads * k_dim * rank),
     )
 
@@ -63,10 +70,7 @@ CONTRACT = Contract(
         "Q": "q_lora_rank, or H * (K + E - L) where queries have no latent",
         "H": "heads",
         "K": "qk_nope_head_dim",
-        "L": "kv_lora_rank",
-        "E": "an entry of the cache: kv_lora_rank + qk_rope_head_dim",
-        "PS": "tokens of a page",
-        "PAGES": "pages of the pool; page 0 is the sink",
+        **AXES,
     },
     args={
         "q": Arg("T Q", layout="rows"),
@@ -75,57 +79,37 @@ CONTRACT = Contract(
         "latent": Arg("T E", layout="rows"),
         "kv_norm": Arg("L"),
         "w_k": Arg("H K L", layout="any"),
-        "pages": Arg("PAGES PS E", written="the entries at slot_mapping"),
+        "pages": Arg("PAGES PS E", "act|e4m3", written="the entries at slot_mapping"),
         "slot_mapping": Arg("T", "i64"),
         "q_eps": Value(float, "of the query latent's norm, 1e-6"),
         "eps": Value(float, "of the latent's norm, 1e-6"),
+        "page_scale": PAGE_SCALE,
     },
     returns={"query": Arg("T H E")},
     where=(
         "E >= L",
         "(q_norm is None) == (q_b is None)",
         "q_b is not None or Q == H * (K + E - L)",
+        SCALED,
     ),
     cost=cost,
     inputs=inputs,
     valid=valid,
     cells=(
-        Cell(
-            "nano, a batch",
-            layouts=("tp1",),
-            T=8,
-            Q=128,
-            H=4,
-            K=128,
-            L=512,
-            E=576,
-            PAGES=4,
-            PS=16,
-        ),
-        Cell(
-            "K3 rank of 16, one token",
-            layouts=("tp16_moetp4ep4", "tp16_moetp16ep1"),
-            T=1,
-            Q=1536,
-            H=6,
-            K=128,
-            L=512,
-            E=576,
-            PAGES=3,
-            PS=64,
-        ),
+        Cell("nano, a batch", ("tp1",), **HEAD, T=8, Q=128, H=4, PAGES=4, PS=16),
+        Cell("K3 rank of 16, one token", LAYOUTS, **HEAD, T=1, Q=1536, H=6, PAGES=3, PS=64),
         Cell(
             "Kimi-Linear: queries without a latent",
-            layouts=("tp1",),
+            ("tp1",),
+            **HEAD,
             T=3,
             Q=32 * 192,
             H=32,
-            K=128,
-            L=512,
-            E=576,
             PAGES=3,
             PS=64,
         ),
+        Cell("more tokens than registers hold", T=19, Q=96, H=3, K=24, L=80, E=96, PAGES=5, PS=16),
+        Cell("FP8 cache", ("tp1",), **HEAD, T=2, Q=128, H=4, PAGES=4, PS=16, fp8=True),
     ),
     tolerance={
         "query": Tolerance(
@@ -144,5 +128,9 @@ CONTRACT = Contract(
             why="as mla_append, of the same rows: two roundings, and a GPU's rsqrt in fp32",
         ),
     },
-    hazards=(Hazard("aliasing", "two tokens at one live position race; nothing raises"),),
+    hazards=(
+        Hazard("aliasing", "two tokens at one live position race; nothing raises"),
+        Hazard("early_read", "read before the wait", ("q_norm", "q_b", "w_k")),
+        Hazard("silent_input", "another page_scale than the readers'; nothing raises"),
+    ),
 )

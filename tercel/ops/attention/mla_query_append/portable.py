@@ -3,6 +3,7 @@
 import torch
 
 from tercel.ops._lib.gemm import matmul
+from tercel.ops._lib.latent import stored
 from tercel.ops._lib.norm import rms_norm
 from tercel.ops._lib.pools import store_rows
 
@@ -19,10 +20,12 @@ def mla_query_append(
     *,
     q_eps: float,
     eps: float,
+    page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     heads, k_dim, rank = w_k.shape
     normed = rms_norm(latent[:, :rank], kv_norm, eps)
-    store_rows(pages.flatten(0, 1), slot_mapping, torch.cat((normed, latent[:, rank:]), -1))
+    entries = stored(torch.cat((normed, latent[:, rank:]), -1), pages, page_scale)
+    store_rows(pages.flatten(0, 1), slot_mapping, entries)
     if q_norm is not None and q_b is not None:
         q = matmul(rms_norm(q, q_norm, q_eps), q_b)
     q = q.view(q.shape[0], heads, -1)

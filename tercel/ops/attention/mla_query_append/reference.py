@@ -19,8 +19,9 @@ def mla_query_append(
     *,
     q_eps: float,
     eps: float,
+    page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    mla_append(latent, kv_norm, pages, slot_mapping, eps=eps)
+    mla_append(latent, kv_norm, pages, slot_mapping, eps=eps, page_scale=page_scale)
     if q_norm is not None and q_b is not None:
         q = F.linear(rms_norm(q, q_norm, eps=q_eps), q_b)
     heads, k_dim, _ = w_k.shape

@@ -1,18 +1,21 @@
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import (
     check_cell,
     check_control,
     check_meta,
     check_refusal,
     check_replay,
+    check_roundings,
     draw,
 )
 from tercel.ops.attention.mla_query_append import CONTRACT, mla_query_append
 from tercel.ops.attention.mla_query_append.reference import mla_query_append as naive
+from tests.interpreter import INTERPRETED, REASON
 
-CELL, _, DIRECT = CONTRACT.cells
+CELL, _, DIRECT, MANY, FP8 = CONTRACT.cells
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -34,8 +37,9 @@ def test_replay():
         (CELL, lambda a: a.update(w_k=a["w_k"][:, :, 1:]), "axis L"),
         (DIRECT, lambda a: a.update(q=a["q"][:, 1:]), "q_b is not None"),
         (CELL, lambda a: a.update(pages=a["pages"].bfloat16()), "pages"),
+        (FP8, lambda a: a.update(page_scale=None), "page_scale is None"),
     ],
-    ids=["norm alone", "no latent", "a row too few", "rank", "short query", "bf16 pages"],
+    ids=["norm alone", "no latent", "a row less", "rank", "short query", "bf16 pages", "no scale"],
 )
 def test_refuses(cell, change, words):
     error = check_refusal(mla_query_append, cell, mla_query_append.portable.name, change)
@@ -69,3 +73,36 @@ def test_control_rope_part_first():
         return naive(**a).roll(64, dims=-1)
 
     check_control(mla_query_append, CELL, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    FEW = Cell("", T=3, Q=48, H=2, K=16, L=32, E=40, PAGES=3, PS=16)
+    DIRECT = Cell("", **{**FEW.sizes, "Q": 2 * 24})
+    CODES = Cell("", **FEW.sizes, fp8=True)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", [FEW, MANY, CODES], ids=str)
+    def test_cells(self, cell, dtype):
+        check_cell(mla_query_append, cell, "triton", dtype=dtype)
+
+    def test_queries_without_a_latent(self):
+        check_cell(mla_query_append, self.DIRECT, "triton")
+
+    @pytest.mark.parametrize("cell", [FEW, CODES], ids=str)
+    def test_roundings(self, cell):
+        check_roundings(mla_query_append, cell, "triton")
+
+    def test_replay(self):
+        check_replay(mla_query_append, self.CODES, "triton", dtype=torch.bfloat16)
+
+    def test_rows_do_not_depend_on_their_neighbours(self):
+        first, second = (draw(mla_query_append, self.FEW, dtype=torch.bfloat16) for _ in range(2))
+        run = mla_query_append.using("triton")
+        before = run(**first)
+        second["q"][1:] = 1e30
+        second["latent"][1:] = float("nan")
+        assert torch.equal(run(**second)[0], before[0])
+        slot = first["slot_mapping"][0]
+        kept = [a["pages"].flatten(0, 1)[slot] for a in (first, second)]
+        assert torch.equal(*kept)

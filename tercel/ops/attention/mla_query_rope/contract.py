@@ -94,6 +94,7 @@ CONTRACT = Contract(
         "sums over Q and K",
     ),
     hazards=(
+        Hazard("early_read", "read before the wait", ("q_norm", "q_b", "w_k")),
         Hazard("silent_input", "pairs other than those trained on draft badly; nothing raises"),
         Hazard("silent_input", "positions off by one draft badly; nothing raises", ("positions",)),
     ),

@@ -2,12 +2,12 @@
 
 import torch
 
-from tercel.contract import operation, reference
+from tercel.contract import kernel, operation, reference
 from tercel.ops.attention.mla_query_rope import reference as naive
 from tercel.ops.attention.mla_query_rope.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.mla_query_rope))
+@operation(CONTRACT, reference(naive.mla_query_rope), kernel("triton", naive.mla_query_rope))
 def mla_query_rope(
     q: torch.Tensor,
     q_norm: torch.Tensor,

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import (
     check_cell,
     check_control,
@@ -12,6 +13,7 @@ from tercel.contract.check import (
 from tercel.ops.attention.mla_query_rope import CONTRACT, mla_query_rope
 from tercel.ops.attention.mla_query_rope.reference import mla_query_rope as naive
 from tercel.ops.attention.qk_norm_rope.reference import rotate
+from tests.interpreter import INTERPRETED, REASON
 
 NANO, _, HALVES = CONTRACT.cells
 PORTABLE = mla_query_rope.portable.name
@@ -82,3 +84,16 @@ def test_control_nothing_turns():
         return naive(positions=positions * 0, **rest)
 
     check_control(mla_query_rope, NANO, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    PAIRS = Cell("", T=2, Q=24, H=2, K=8, L=24, E=32)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", [PAIRS, HALVES], ids=str)
+    def test_cells(self, cell, dtype):
+        check_cell(mla_query_rope, cell, "triton", dtype=dtype)
+
+    def test_replay(self):
+        check_replay(mla_query_rope, HALVES, "triton", dtype=torch.bfloat16)

@@ -14,6 +14,7 @@ from tercel.ops.gemm.gemv.contract import CONTRACT
     reference(naive.gemv),
     portable(fast.gemv),
     ordered(tiled.gemv),
+    kernel("gluon", naive.gemv),
     kernel("triton", naive.gemv),
 )
 def gemv(x: torch.Tensor, weight: torch.Tensor, *, sigmoid_from: int | None = None) -> torch.Tensor:

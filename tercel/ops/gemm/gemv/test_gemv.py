@@ -12,30 +12,39 @@ from tercel.contract.check import (
     draw,
 )
 from tercel.ops.gemm.gemv import CONTRACT, gemv
-from tests.interpreter import INTERPRETED, REASON
+from tests.interpreter import INTERPRETED, REASON, implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = gemv.portable.name
-interpreted = pytest.mark.skipif(not INTERPRETED, reason=REASON)
-CONFIGS = [(4, 4), (16, 4, 8, 64), (16, 2, 16, 32)]
+TESTED = implementations(gemv)
+CONFIGS = [
+    ("held", 4, 4),
+    ("wide", 16, 4, 2, 0),
+    ("wide", 64, 4, 3, 0),
+    ("wide", 16, 4, 2, 0, 2),
+    ("wide", 32, 4, 2, 0, 4),
+]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(gemv, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(gemv, cell, implementation, dtype=dtype)
 
 
-def test_gate_reads_the_rounded_product():
-    check_roundings(gemv, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_gate_reads_the_rounded_product(implementation):
+    check_roundings(gemv, CELL, implementation)
 
 
 def test_meta():
     check_meta(gemv, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(gemv, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(gemv, CELL, implementation)
 
 
 @pytest.mark.parametrize(
@@ -63,38 +72,27 @@ def test_ordered(cell):
     check_cell(gemv, cell, "ordered", dtype=torch.float32)
 
 
-@interpreted
-class TestTriton:
-    """Both kernels, interpreted: each launch configuration, ragged in every axis."""
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+@pytest.mark.parametrize("tokens", [1, 2, 19])
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_configurations(config, tokens):
+    """Ragged in every axis, in bf16, with a gate; parts of K are added in one order."""
+    from tercel.ops._lib.kernel_gemv import Config, launch
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize("cell", CONTRACT.cells[:3], ids=str)
-    def test_cells(self, cell, dtype):
-        check_cell(gemv, cell, "triton", dtype=dtype)
+    def run(x, weight, *, sigmoid_from):
+        return launch(x, weight, Config(*config), sigmoid_from=sigmoid_from)
 
-    @pytest.mark.parametrize("tokens", [1, 2, 9])
-    @pytest.mark.parametrize("config", CONFIGS, ids=str)
-    def test_configurations(self, config, tokens):
-        from tercel.ops.gemm.gemv.kernel_triton import Config, launch
+    held = (gemv.implementation("reference"), Implementation("probe", run))
+    probe = Op(gemv.__wrapped__, CONTRACT, held)
+    cell = Cell("ragged", T=tokens, K=328, M=37, sigmoid_from=21, spare=8)
+    check_cell(probe, cell, "probe", dtype=torch.bfloat16)
 
-        def run(x, weight, *, sigmoid_from):
-            return launch(x, weight, sigmoid_from, Config(*config))
 
-        held = (gemv.implementation("reference"), Implementation("probe", run))
-        probe = Op(gemv.__wrapped__, CONTRACT, held)
-        cell = Cell("ragged", T=tokens, K=328, M=37, sigmoid_from=21, spare=8)
-        check_cell(probe, cell, "probe", dtype=torch.bfloat16)
-
-    def test_gate_reads_the_rounded_product(self):
-        check_roundings(gemv, CONTRACT.cells[0], "triton")
-
-    def test_replay(self):
-        check_replay(gemv, CONTRACT.cells[2], "triton")
-
-    def test_rows_do_not_depend_on_their_neighbours(self):
-        arguments = draw(gemv, CONTRACT.cells[2], dtype=torch.bfloat16)
-        x, weight = arguments["x"], arguments["weight"]
-        run = gemv.using("triton")
-        before = run(x, weight)
-        x[1:] = 1e30
-        assert torch.equal(run(x, weight)[0], before[0])
+@pytest.mark.parametrize("implementation", TESTED)
+def test_rows_do_not_depend_on_their_neighbours(implementation):
+    arguments = draw(gemv, CONTRACT.cells[2], dtype=torch.bfloat16)
+    x, weight = arguments["x"], arguments["weight"]
+    run = gemv.using(implementation)
+    before = run(x, weight)
+    x[1:] = 1e4
+    assert torch.equal(run(x, weight)[0], before[0])

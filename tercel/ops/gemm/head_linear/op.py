@@ -2,12 +2,12 @@
 
 import torch
 
-from tercel.contract import operation, reference
+from tercel.contract import kernel, operation, reference
 from tercel.ops.gemm.head_linear import reference as naive
 from tercel.ops.gemm.head_linear.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.head_linear))
+@operation(CONTRACT, reference(naive.head_linear), kernel("triton", naive.head_linear))
 def head_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Each head's part of a row times that head's matrix.
 

@@ -11,15 +11,18 @@ from tercel.contract.check import (
 )
 from tercel.ops.gemm.head_linear import CONTRACT, head_linear
 from tercel.ops.gemm.head_linear import reference as naive
+from tests.interpreter import implementations
 
 NANO, _, EMPTY = CONTRACT.cells
 PORTABLE = head_linear.portable.name
+TESTED = implementations(head_linear)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(head_linear, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(head_linear, cell, implementation, dtype=dtype)
 
 
 def test_head_by_head():
@@ -29,8 +32,9 @@ def test_head_by_head():
         torch.testing.assert_close(y[:, head], x @ a["weight"][head].T)
 
 
-def test_replay():
-    check_replay(head_linear, NANO, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(head_linear, NANO, implementation)
 
 
 @pytest.mark.parametrize("cell", [NANO, EMPTY], ids=str)

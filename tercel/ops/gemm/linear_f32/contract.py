@@ -9,7 +9,7 @@ Source: Kimi K3 modeling_kimi_linear.py, the MoE gate.
 from collections.abc import Mapping
 from typing import Any
 
-from tercel.contract import Arg, Cell, Contract, Cost, Tolerance
+from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance
 from tercel.contract.contract import InputMaker
 
 
@@ -44,4 +44,5 @@ CONTRACT = Contract(
         fp32_rms_ulps=40,
         why="fp32 sums of up to 7168 terms, in any order; products of two bf16 values are exact",
     ),
+    hazards=(Hazard("early_read", "the weight is read before the wait", ("weight",)),),
 )

@@ -3,23 +3,27 @@ import torch
 
 from tercel.contract.check import check_cell, check_control, check_meta, check_refusal, check_replay
 from tercel.ops.gemm.linear_f32 import CONTRACT, linear_f32
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = linear_f32.portable.name
+TESTED = implementations(linear_f32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(linear_f32, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(linear_f32, cell, implementation, dtype=dtype)
 
 
 def test_meta():
     check_meta(linear_f32, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(linear_f32, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(linear_f32, CELL, implementation)
 
 
 @pytest.mark.parametrize(

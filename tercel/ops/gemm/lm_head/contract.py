@@ -10,7 +10,7 @@ Source: Kimi K3 modeling_kimi_linear.py, lm_head; transformers GenerationMixin.
 from collections.abc import Mapping
 from typing import Any
 
-from tercel.contract import Arg, Cell, Contract, Cost, Tolerance
+from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance
 from tercel.contract.contract import InputMaker
 
 
@@ -47,4 +47,5 @@ CONTRACT = Contract(
         unit="act",
         why="one rounding of half an ulp to act; fp32 sums of up to 7168 terms, in any order",
     ),
+    hazards=(Hazard("early_read", "the weight is read before the wait", ("weight",)),),
 )

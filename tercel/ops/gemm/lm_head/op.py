@@ -2,14 +2,21 @@
 
 import torch
 
-from tercel.contract import operation, ordered, portable, reference
+from tercel.contract import kernel, operation, ordered, portable, reference
 from tercel.ops.gemm.lm_head import ordered as tiled
 from tercel.ops.gemm.lm_head import portable as fast
 from tercel.ops.gemm.lm_head import reference as naive
 from tercel.ops.gemm.lm_head.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.lm_head), portable(fast.lm_head), ordered(tiled.lm_head))
+@operation(
+    CONTRACT,
+    reference(naive.lm_head),
+    portable(fast.lm_head),
+    ordered(tiled.lm_head),
+    kernel("gluon", naive.lm_head),
+    kernel("triton", naive.lm_head),
+)
 def lm_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Logits of the rows over this rank's part of the vocabulary.
 

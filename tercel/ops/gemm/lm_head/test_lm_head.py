@@ -11,22 +11,28 @@ from tercel.contract.check import (
     draw,
 )
 from tercel.ops.gemm.lm_head import CONTRACT, lm_head
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = lm_head.portable.name
+TESTED = implementations(lm_head)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell, dtype):
-    check_cell(lm_head, cell, PORTABLE, dtype=dtype)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, dtype, implementation):
+    check_cell(lm_head, cell, implementation, dtype=dtype)
 
 
-def test_roundings():
-    check_roundings(lm_head, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_roundings(implementation):
+    check_roundings(lm_head, CELL, implementation)
 
 
-@pytest.mark.parametrize("implementation", lm_head.implementations)
+@pytest.mark.parametrize(
+    "implementation", implementations(lm_head, "reference", "portable", "ordered")
+)
 def test_logits_are_values_of_act(implementation):
     arguments = draw(lm_head, CELL, dtype=torch.bfloat16)
     logits = lm_head.using(implementation)(**arguments)
@@ -38,8 +44,9 @@ def test_meta():
     check_meta(lm_head, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(lm_head, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(lm_head, CELL, implementation)
 
 
 @pytest.mark.parametrize(

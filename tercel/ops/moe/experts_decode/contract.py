@@ -8,7 +8,7 @@
 Source: as moe/experts_grouped.
 """
 
-from tercel.contract import Arg, Cell, Contract, Hazard
+from tercel.contract import Arg, Cell, Contract, Hazard, Value
 from tercel.ops.moe.experts_grouped.contract import (
     ARGS,
     AXES,
@@ -21,16 +21,18 @@ from tercel.ops.moe.experts_grouped.contract import (
 )
 
 MAX_TOKENS = 64
+MAX_SLOTS = 16
+"""Experts per token."""
 
 CONTRACT = Contract(
     axes=AXES,
-    args=ARGS,
+    args={**ARGS, "ids_early": Value(bool, "whether ids are read before the wait")},
     returns={"y": Arg("T L")},
     cost=cost,
     inputs=inputs,
     valid=valid,
     weights=WEIGHTS,
-    where=(*WHERE, f"T <= {MAX_TOKENS}"),
+    where=(*WHERE, f"T <= {MAX_TOKENS}", f"k <= {MAX_SLOTS}"),
     cells=(
         Cell("nano decode", ("tp1",), T=1, k=4, E=16, L=128, I=128, mxfp4=True),
         Cell("nano batch", ("tp1",), T=8, k=4, E=16, L=128, I=128, mxfp4=True),
@@ -44,5 +46,18 @@ CONTRACT = Contract(
     tolerance=TOLERANCE,
     hazards=(
         Hazard("capacity", f"more than {MAX_TOKENS} tokens: use experts_grouped", ("z",), True),
+        Hazard(
+            "early_read",
+            "weights are read before the wait",
+            ("w13", "w13_scale", "w2", "w2_scale"),
+        ),
+        Hazard(
+            "early_read",
+            "with ids_early, ids choose weights that are read before the wait for the previous "
+            "launch. That launch must not write them, and must have waited for the one before it "
+            "when it lets this one start",
+            ("ids",),
+            when="ids_early",
+        ),
     ),
 )

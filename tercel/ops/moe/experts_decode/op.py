@@ -2,14 +2,25 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
+from tercel.ops._lib import expert_tiles
 from tercel.ops._lib.experts import pack
 from tercel.ops.moe.experts_decode import portable as fast
 from tercel.ops.moe.experts_decode import reference as naive
 from tercel.ops.moe.experts_decode.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.experts_decode), portable(fast.experts_decode, pack=pack))
+@operation(
+    CONTRACT,
+    reference(naive.experts_decode),
+    portable(fast.experts_decode, pack=pack),
+    kernel(
+        "triton",
+        naive.experts_decode,
+        pack=expert_tiles.pack,
+        packed_bytes=expert_tiles.packed_bytes,
+    ),
+)
 def experts_decode(
     z: torch.Tensor,
     ids: torch.Tensor,
@@ -25,6 +36,7 @@ def experts_decode(
     activation: str,
     beta: float | None,
     linear_beta: float | None,
+    ids_early: bool = False,
 ) -> torch.Tensor:
     """The weighted sum of this rank's chosen experts, for each of at most 64 tokens.
 
@@ -41,11 +53,13 @@ def experts_decode(
         first_expert: id of w13[0]; slots outside first_expert .. first_expert + E - 1 add nothing.
         activation: situ or silu.
         beta, linear_beta: bounds of situ; silu does not read them.
+        ids_early: a kernel may read ids, and the weights that they choose, before it waits for the
+            previous launch: faster, and wrong unless ids are older; see the contract's hazards.
     Returns:
         [T, L] in the dtype of z, newly allocated: this rank's part, not yet reduced.
     Raises:
-        ContractError: more tokens, a shape or dtype outside the contract, codes without scales or
-            the reverse, an unknown activation.
+        ContractError: more tokens or more than 16 experts each, a shape or dtype outside the
+            contract, codes without scales or the reverse, an unknown activation.
     Wrong, silently:
         an expert twice in a row of ids.
     Source: as moe/experts_grouped.

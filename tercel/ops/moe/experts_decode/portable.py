@@ -24,6 +24,7 @@ def experts_decode(
     activation: str,
     beta: float | None,
     linear_beta: float | None,
+    ids_early: bool = False,
 ) -> torch.Tensor:
     w13, _, w2, *_ = pack(w13, w13_scale, w2, w2_scale, w13_scale_2, w2_scale_2, dtype=z.dtype)
     tokens, slots = ids.shape

@@ -20,6 +20,7 @@ def experts_decode(
     activation: str,
     beta: float | None,
     linear_beta: float | None,
+    ids_early: bool = False,
 ) -> torch.Tensor:
     return experts_grouped(
         z,

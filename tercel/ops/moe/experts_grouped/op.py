@@ -2,14 +2,25 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
+from tercel.ops._lib import expert_tiles
 from tercel.ops._lib.experts import pack
 from tercel.ops.moe.experts_grouped import portable as fast
 from tercel.ops.moe.experts_grouped import reference as naive
 from tercel.ops.moe.experts_grouped.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.experts_grouped), portable(fast.experts_grouped, pack=pack))
+@operation(
+    CONTRACT,
+    reference(naive.experts_grouped),
+    portable(fast.experts_grouped, pack=pack),
+    kernel(
+        "triton",
+        naive.experts_grouped,
+        pack=expert_tiles.pack,
+        packed_bytes=expert_tiles.packed_bytes,
+    ),
+)
 def experts_grouped(
     z: torch.Tensor,
     ids: torch.Tensor,

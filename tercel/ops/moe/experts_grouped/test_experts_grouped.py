@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import (
     check_cell,
     check_control,
@@ -10,7 +11,10 @@ from tercel.contract.check import (
     check_roundings,
     draw,
 )
+from tercel.contract.check import packed as packed_arguments
 from tercel.ops.moe.experts_grouped import CONTRACT, experts_grouped
+from tercel.ops.moe.route_quantize.reference import route_quantize
+from tests.interpreter import INTERPRETED, REASON
 
 CELL = CONTRACT.cells[0]
 NVFP4 = next(cell for cell in CONTRACT.cells if cell.get("nvfp4"))
@@ -31,7 +35,7 @@ def test_replay():
     check_replay(experts_grouped, CELL, PORTABLE)
 
 
-@pytest.mark.parametrize("implementation", experts_grouped.implementations)
+@pytest.mark.parametrize("implementation", ["reference", PORTABLE])
 def test_ranks_of_experts_add_up(implementation):
     arguments = draw(experts_grouped, CONTRACT.cells[2], dtype=torch.float32)
     run = experts_grouped.implementation(implementation).run
@@ -147,3 +151,57 @@ def test_control_nvfp4(mistake):
         return experts_grouped(**arguments)
 
     check_control(experts_grouped, NVFP4, broken)
+
+
+SMALL = (
+    Cell("local range", T=5, k=2, E=3, L=64, I=32, total=6, first=2, mxfp4=True),
+    Cell("padded groups, two warps a tile", T=2, k=2, E=2, L=480, I=32, mxfp4=True),
+    Cell("bf16 experts with SiLU, ragged", T=6, k=2, E=3, L=72, I=40, activation="silu"),
+    Cell("no token on this rank", T=2, k=2, E=1, L=64, I=32, total=9, first=9, mxfp4=True),
+    Cell("NVFP4", T=2, k=2, E=3, L=64, I=32, nvfp4=True),
+)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    """Interpreted: scales are applied in fp32 instead of by the packed product that a GPU runs."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", SMALL, ids=lambda cell: cell.why)
+    def test_cells(self, cell, dtype):
+        check_cell(experts_grouped, cell, "triton", dtype=dtype)
+
+    def test_roundings(self):
+        check_roundings(experts_grouped, SMALL[0], "triton")
+
+    def test_replay(self):
+        check_replay(experts_grouped, SMALL[2], "triton")
+
+    def test_rows_do_not_depend_on_their_neighbours(self):
+        arguments = draw(experts_grouped, SMALL[2], dtype=torch.bfloat16)
+        run = experts_grouped.using("triton")
+        before = run(**arguments)
+        arguments["z"][1:] = 1e30
+        arguments["ids"][1:] = arguments["ids"][1:].flip(1)
+        assert torch.equal(run(**arguments)[0], before[0])
+
+    def test_slots_are_sorted_by_expert_and_stay_in_order(self):
+        from tercel.ops.moe.experts_grouped.kernel_triton import sort
+
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.stack([torch.randperm(9, generator=generator)[:4] for _ in range(33)])
+        lists = sort(ids, 2, 5)
+        for expert in range(5):
+            expected = (ids.flatten() == expert + 2).nonzero().flatten().tolist()
+            assert lists.slots[expert, : lists.counts[expert]].tolist() == expected
+
+    def test_takes_the_routing_of_route_quantize(self):
+        arguments = draw(experts_grouped, SMALL[0], dtype=torch.bfloat16)
+        generator = torch.Generator().manual_seed(0)
+        logits, bias = (torch.randn(n, generator=generator) for n in ((5, 6), (6,)))
+        ids, weights, *_ = route_quantize(logits, bias, arguments["z"], top_k=2, scaling=2.5)
+        routed = {**arguments, "ids": ids, "weights": weights}
+        kernel = experts_grouped.implementation("triton")
+        ours = kernel.run(**packed_arguments(experts_grouped, kernel, routed, torch.bfloat16))
+        expected = experts_grouped(**routed)
+        torch.testing.assert_close(ours, expected, rtol=0.02, atol=0.02)

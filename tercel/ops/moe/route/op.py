@@ -2,12 +2,12 @@
 
 import torch
 
-from tercel.contract import operation, reference
+from tercel.contract import kernel, operation, reference
 from tercel.ops.moe.route import reference as naive
 from tercel.ops.moe.route.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.route))
+@operation(CONTRACT, reference(naive.route), kernel("triton", naive.route))
 def route(
     logits: torch.Tensor, bias: torch.Tensor, *, top_k: int, scaling: float, renormalize: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

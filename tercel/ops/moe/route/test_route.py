@@ -9,6 +9,7 @@ from tercel.contract.check import (
     check_replay,
 )
 from tercel.ops.moe.route import CONTRACT, route
+from tests.interpreter import INTERPRETED, REASON
 
 CELL = CONTRACT.cells[1]
 PORTABLE = route.portable.name
@@ -72,3 +73,29 @@ def test_control_weights_with_the_bias():
         return ids, values / values.sum(1, keepdim=True)
 
     check_control(route, CELL, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    """The kernel, interpreted."""
+
+    @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+    def test_cells(self, cell):
+        check_cell(route, cell, "triton")
+
+    def test_replay(self):
+        check_replay(route, CONTRACT.cells[0], "triton")
+
+    def test_ties_go_to_the_lower_id(self):
+        ids, weights = route.using("triton")(torch.zeros(2, 16), torch.zeros(16), **OPTIONS)
+        assert ids.tolist() == [[0, 1, 2, 3]] * 2
+        assert weights.tolist() == [[0.25] * 4] * 2
+
+    def test_a_row_of_nan_gets_distinct_ids_and_disturbs_no_other(self):
+        logits = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+        run = route.using("triton")
+        alone = run(logits[2:], torch.zeros(16), **OPTIONS)
+        logits[1] = float("nan")
+        ids, weights = run(logits, torch.zeros(16), **OPTIONS)
+        assert len(set(ids[1].tolist())) == 4 and ids.min() >= 0 and ids.max() < 16
+        assert torch.equal(ids[2:], alone[0]) and torch.equal(weights[2:], alone[1])

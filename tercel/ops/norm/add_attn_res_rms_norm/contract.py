@@ -34,12 +34,12 @@ def cost(sizes: Mapping[str, int]) -> Cost:
 
 
 NEXT = Tolerance(
-    element_ulps=3,
+    element_ulps=5,
     rms_ulps=1.5,
     fp32_element_ulps=40,
     fp32_rms_ulps=40,
-    why="up to four roundings of half an ulp: updated, mixture, normalised row, product; fp32 "
-    "scores as in attn_res",
+    why="four roundings, each up to an ulp just above a power of two: updated, mixture, normalised "
+    "row, product; fp32 scores as in attn_res",
 )
 CONTRACT = Contract(
     axes={"S": "snapshots", "T": "tokens", "N": "hidden size"},

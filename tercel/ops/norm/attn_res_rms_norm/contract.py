@@ -51,12 +51,12 @@ CONTRACT = Contract(
         Cell("K3 output selection", ("tp16_moetp4ep4",), S=8, T=1, N=7168),
     ),
     tolerance=Tolerance(
-        element_ulps=2.5,
+        element_ulps=4,
         rms_ulps=1.25,
         fp32_element_ulps=40,
         fp32_rms_ulps=40,
-        why="three roundings of half an ulp: mixture, normalised row, product; fp32 scores as in "
-        "attn_res",
+        why="three roundings, each up to an ulp just above a power of two: mixture, normalised "
+        "row, product; fp32 scores as in attn_res",
     ),
     hazards=(
         Hazard(

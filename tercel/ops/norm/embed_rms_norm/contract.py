@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
+from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 from tercel.errors import ContractError
 
@@ -69,4 +69,5 @@ CONTRACT = Contract(
         fp32_rms_ulps=2,
         why="normed as rms_norm: two roundings and an fp32 sum; the copies are exact",
     ),
+    hazards=(Hazard("early_read", "the weight is read before the wait", ("weight",)),),
 )

@@ -9,7 +9,7 @@ Source: Kimi K3 modeling_kimi_linear.py, KimiDeltaAttention.o_norm; FLA FusedRMS
 from collections.abc import Mapping
 from typing import Any
 
-from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
+from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 
 
@@ -55,4 +55,5 @@ CONTRACT = Contract(
         why="one rounding of half an ulp; in fp32 each of the norm, the weight, the sigmoid and "
         "the product rounds once more",
     ),
+    hazards=(Hazard("early_read", "the weight is read before the wait", ("weight",)),),
 )

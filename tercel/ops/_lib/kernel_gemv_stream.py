@@ -1,0 +1,112 @@
+"""Products of few rows with a large weight as a stream of the weight, on tensor cores without
+shared memory.
+
+An m16n8k16 step wants, of 16 rows of weight, pieces of K that lie apart; but which k is which is
+free as long as weight and x agree. Operands with eight neighbouring k per thread are therefore
+loaded from memory straight into the registers that a step reads, 16 bytes a thread: nothing passes
+through shared memory before the last sum, and what is in flight is bounded by registers alone.
+Each warp multiplies its own part of K; their sums meet once, in one order.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.extra import cuda
+
+COUNTS = ("tokens", "columns", "sigmoid_from")
+"""One build serves every value of these."""
+DEPTH = 64
+"""Elements of K that a warp multiplies at a time: 128 bytes of every row."""
+
+
+@gluon.jit(do_not_specialize=COUNTS)
+def stream(
+    x,  # [tokens, K] bf16 or f16, rows x_stride apart
+    weight,  # [columns, K] as x
+    y,  # [tokens, columns]; [parts, tokens, columns] fp32 sums where SPAN < K
+    tokens,
+    columns,
+    x_stride,
+    sigmoid_from,
+    K: gl.constexpr,
+    SPAN: gl.constexpr,
+    ROWS: gl.constexpr,
+    TOKENS: gl.constexpr,
+    DEPTH: gl.constexpr,
+    AHEAD: gl.constexpr,
+    NEAR: gl.constexpr,
+    ROUND: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    """A program's [ROWS, TOKENS] of the product over SPAN of K: AHEAD tiles of weight are in flight
+    before the grid-dependency wait and ever after, NEAR tiles of x after it."""
+    STEP: gl.constexpr = num_warps * DEPTH
+    STEPS: gl.constexpr = (SPAN + STEP - 1) // STEP
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [num_warps, 1, 1], [1, 16, 8])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
+    RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
+    cuda.gdc_launch_dependents()
+    token = gl.program_id(0) * TOKENS
+    row = gl.program_id(1) * ROWS
+    part = gl.program_id(2)
+    # Rows past the end repeat the last: a mask would cost registers on every load.
+    rows = _along(1, ROWS, LEFT)
+    depth = _along(0, num_warps, LEFT) * DEPTH + _along(2, DEPTH, LEFT)
+    here = gl.minimum(rows, columns - 1 - row) * K + depth
+    w = weight + row.to(gl.int64) * K + part * SPAN
+    tiles = ()
+    for step in gl.static_range(min(AHEAD, STEPS)):
+        tiles = tiles + (_tile(w, here, depth, step, STEP, SPAN),)  # noqa: RUF005
+    count = _along(2, TOKENS, RIGHT)
+    deep = _along(0, num_warps, RIGHT) * DEPTH + _along(1, DEPTH, RIGHT)
+    there = gl.minimum(count, tokens - 1 - token) * x_stride + deep
+    x += token.to(gl.int64) * x_stride + part * SPAN
+    cuda.gdc_wait()  # x is the previous kernel's
+    sums = gl.zeros((num_warps, ROWS, TOKENS), gl.float32, SUMS)
+    values = ()
+    for step in gl.static_range(min(NEAR, STEPS)):
+        values = values + (_tile(x, there, deep, step, STEP, SPAN),)  # noqa: RUF005
+    for step in gl.static_range(STEPS):
+        sums = gl.nvidia.ampere.mma_v2(tiles[0], values[0], sums)
+        tiles = tiles[1:]
+        values = values[1:]
+        if step + AHEAD < STEPS:
+            tiles = tiles + (_tile(w, here, depth, step + AHEAD, STEP, SPAN),)  # noqa: RUF005
+        if step + NEAR < STEPS:
+            values = values + (_tile(x, there, deep, step + NEAR, STEP, SPAN),)  # noqa: RUF005
+    product = gl.sum(sums, 0)
+    TILE: gl.constexpr = gl.SliceLayout(0, SUMS)
+    r = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, TILE))[:, None]
+    t = token + gl.arange(0, TOKENS, layout=gl.SliceLayout(0, TILE))[None, :]
+    if ROUND:
+        product = product.to(x.dtype.element_ty)
+        gate = 1 / (1 + gl.exp(-product.to(gl.float32)))
+        product = gl.where(r >= sigmoid_from, gate.to(product.dtype), product)
+    at = (part.to(gl.int64) * tokens + t) * columns + r
+    gl.store(
+        y + at,
+        product.to(y.dtype.element_ty),
+        mask=(r < columns) & (t < tokens),
+    )
+
+
+@gluon.jit
+def _along(axis: gl.constexpr, size: gl.constexpr, layout: gl.constexpr):
+    """0 .. size - 1 along `axis` of a tile of three."""
+    if axis == 0:
+        inner: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, layout))
+        return gl.arange(0, size, layout=inner)[:, None][:, :, None]
+    elif axis == 1:
+        inner: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, layout))
+        return gl.arange(0, size, layout=inner)[None, :][:, :, None]
+    else:
+        inner: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, layout))
+        return gl.arange(0, size, layout=inner)[None, :][:, None, :]
+
+
+@gluon.jit
+def _tile(base, where, depth, step: gl.constexpr, STEP: gl.constexpr, SPAN: gl.constexpr):
+    """The tile of one step; past the end of K, zeros."""
+    if (step + 1) * STEP <= SPAN:
+        return gl.load(base + (where + step * STEP))
+    else:
+        return gl.load(base + (where + step * STEP), mask=depth < SPAN - step * STEP, other=0.0)

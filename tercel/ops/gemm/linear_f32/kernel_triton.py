@@ -1,0 +1,9 @@
+"""gemm/linear_f32 as a stream of its weight, not rounded."""
+
+import torch
+
+from tercel.ops._lib.kernel_gemv import product
+
+
+def linear_f32(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return product(x, weight, rounded=False, dtype=torch.float32, streams=False)

@@ -1,0 +1,61 @@
+"""The public function."""
+
+import torch
+
+from tercel.contract import kernel, operation, reference
+from tercel.ops._lib import expert_tiles
+from tercel.ops.moe.experts_stream import reference as naive
+from tercel.ops.moe.experts_stream.contract import CONTRACT
+
+
+@operation(
+    CONTRACT,
+    reference(naive.experts_stream),
+    kernel(
+        "triton",
+        naive.experts_stream,
+        pack=expert_tiles.pack,
+        packed_bytes=expert_tiles.packed_bytes,
+    ),
+)
+def experts_stream(
+    z: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor | None,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor | None,
+    w13_scale_2: torch.Tensor | None = None,
+    w2_scale_2: torch.Tensor | None = None,
+    *,
+    first_expert: int,
+    activation: str,
+    beta: float | None,
+    linear_beta: float | None,
+) -> torch.Tensor:
+    """The weighted sum of this rank's chosen experts, for one or two tokens.
+
+    Args:
+        z: [T, L] act; T is 1, or 2 where I is at most 256.
+        ids: [T, k] i64 expert ids of the whole model, distinct within a row.
+        weights: [T, k] fp32.
+        w13: [E, 2 * I, L] act, gate rows then up rows; or [E, 2 * I, L / 2] u8 codes.
+        w13_scale: MXFP4 [E, 2 * I, L / 32] u8; NVFP4 [E, 2 * I, L / 16] e4m3; else None.
+        w2: [E, L, I] act; or [E, L, I / 2] u8.
+        w2_scale: MXFP4 [E, L, I / 32] u8; NVFP4 [E, L, I / 16] e4m3; else None.
+        w13_scale_2: NVFP4 [E, 2] f32, of the gate and of the up rows; else None.
+        w2_scale_2: NVFP4 [E, 1] f32; else None.
+        first_expert: id of w13[0]; slots outside first_expert .. first_expert + E - 1 add nothing.
+        activation: situ or silu.
+        beta, linear_beta: bounds of situ; silu does not read them.
+    Returns:
+        [T, L] in the dtype of z, newly allocated: this rank's part, not yet reduced. The bits are
+        those of experts_decode.
+    Raises:
+        ContractError: more tokens or more than 16 experts each, two tokens of wide experts, a
+            shape or dtype outside the contract, codes without scales or the reverse.
+    Wrong, silently:
+        an expert twice in a row of ids.
+    Source: as moe/experts_grouped.
+    """

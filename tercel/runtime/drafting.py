@@ -1,0 +1,120 @@
+"""From a drafter checkpoint to what a rank drafts with."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tercel.config import EngineConfig
+from tercel.core.arch import Arch, arch_of
+from tercel.core.drafter import DrafterConfig
+from tercel.core.drafter_formats import read_drafter_config
+from tercel.core.layout import Layout
+from tercel.core.model import ModelConfig
+from tercel.runtime.draft_runner import DraftRunner, TapBuffer
+from tercel.runtime.proposals import SUFFIX, SUFFIX_DRAFTS
+from tercel.targets.drafters import Drafter, DrafterPlan, create_drafter
+from tercel.targets.load import Plan
+from tercel.targets.program import Program
+from tercel.targets.state import CacheSizes, create_drafter_cache
+from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.drafter import load_drafter
+from tercel.weights.drafter_table import check_drafter_layout
+from tercel.weights.fingerprint import fingerprint
+
+_LOG = logging.getLogger(__name__)
+
+
+def open_drafter(config: EngineConfig, model: ModelConfig) -> DrafterConfig | None:
+    """What config.drafter holds; None where there is none, or it needs no model.
+
+    Raises:
+        ConfigError: it cannot be read, was made for another model, or the layout does not divide
+            it.
+    """
+    if config.drafter is None or config.drafter == SUFFIX:
+        return None
+    drafter = read_drafter_config(Path(config.drafter))
+    drafter.check_target(model)
+    check_drafter_layout(drafter, Layout.parse(config.layout))
+    if config.max_drafts is not None:
+        drafter.width(config.max_drafts)
+    return drafter
+
+
+def max_drafts_of(config: EngineConfig, drafter: DrafterConfig | None) -> int:
+    """Guesses per request that a step may verify; 0 without a drafter."""
+    if config.drafter is None:
+        return 0
+    trained = SUFFIX_DRAFTS if drafter is None else drafter.max_drafts
+    return config.max_drafts or trained
+
+
+def start_drafting(
+    config: EngineConfig,
+    drafter: DrafterConfig,
+    plan: Plan,
+    program: Program,
+    sizes: CacheSizes,
+    device: torch.device,
+) -> DraftRunner:
+    """What a rank drafts with: every pipeline stage captures taps, the last one drafts."""
+    norm, layout = program.weights.layers[0].input_norm, plan.place.layout
+    tokens = max(config.max_step_tokens, plan.route.row.limits.decode_max_tokens)
+    kind: dict[str, Any] = {"dtype": plan.dtype, "device": device}
+    logits = None
+    if config.acceptance != "match":
+        shape = (sizes.num_slots, sizes.max_draft, drafter.vocab_size // layout.tp)
+        logits = torch.zeros(shape, dtype=torch.float32, device=device)
+    is_last = plan.place.is_last_stage
+    return DraftRunner(
+        TapBuffer(drafter.taps, drafter.tap_stream, tokens, norm),
+        _load(config, drafter, plan, program, kind) if is_last else None,
+        create_drafter_cache(drafter, layout, sizes=sizes, **kind),
+        logits=logits,
+        device=device,
+    )
+
+
+def _load(
+    config: EngineConfig,
+    drafter: DrafterConfig,
+    plan: Plan,
+    program: Program,
+    kind: dict[str, Any],
+) -> Drafter:
+    target, place = Checkpoint.open(config.model), plan.place
+    if drafter.target_fingerprint not in (None, fingerprint(target)):
+        _LOG.warning(
+            "drafter %s was trained for another checkpoint than %s; fewer guesses may be accepted",
+            config.drafter,
+            config.model,
+        )
+    embed, head = _whole_embedding(target, program, **kind), program.weights.head
+    assert head is not None, "the last stage holds the head"
+    assert config.drafter is not None
+    checkpoint, rank = Checkpoint.open(config.drafter), place.rank % place.layout.tp
+    weights = load_drafter(checkpoint, drafter, place.layout, rank, embed=embed, **kind)
+    return create_drafter(
+        DrafterPlan(
+            row=plan.route.row,
+            arch=arch_of(kind["device"]) or Arch.CPU,
+            config=drafter,
+            weights=weights,
+            embed=embed,
+            head=head,
+            group=program.groups.tp,
+            counts=program.counts,
+        )
+    )
+
+
+def _whole_embedding(
+    target: Checkpoint, program: Program, *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """The target's table, of which ranks of larger layouts hold a part or nothing."""
+    if program.place.layout.world_size == 1 and program.weights.embed is not None:
+        return program.weights.embed
+    (name,) = (name for name in target.tensors if name.endswith("embed_tokens.weight"))
+    return target.reader().tensor(name).to(device, dtype)
