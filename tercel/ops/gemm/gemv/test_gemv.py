@@ -94,5 +94,5 @@ def test_rows_do_not_depend_on_their_neighbours(implementation):
     x, weight = arguments["x"], arguments["weight"]
     run = gemv.using(implementation)
     before = run(x, weight)
-    x[1:] = 1e4
+    x[1:] = 10.0
     assert torch.equal(run(x, weight)[0], before[0])

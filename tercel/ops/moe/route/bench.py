@@ -1,7 +1,7 @@
 """Routing of a decode step."""
 
 from tercel.contract import Cell
-from tercel.contract.certify import Bench
+from tercel.contract.bench import Bench
 from tercel.ops.moe.route.reference import route as torch_route
 
 LAYOUTS = ("tp16_moetp4ep4", "tp16_moetp16ep1")

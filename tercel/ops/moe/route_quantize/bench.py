@@ -1,7 +1,7 @@
 """Routing and quantization of a decode step."""
 
 from tercel.contract import Cell
-from tercel.contract.certify import Bench
+from tercel.contract.bench import Bench
 from tercel.ops.moe.route_quantize.reference import route_quantize as torch_route_quantize
 
 BENCH = Bench(

@@ -1,0 +1,153 @@
+"""The law of what nano and its drafter write at temperature 1 is nano's own, by chi-square.
+
+python -m tests.targets.test_law 100000     as many rounds, every rule
+"""
+
+import sys
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tercel.core.drafter import Embedding
+from tercel.core.drafter_formats import read_drafter_config
+from tercel.core.group import SingleGroup
+from tercel.core.sampling import Stream
+from tercel.gates.problems import generate
+from tercel.ops._lib.distribution import draw
+from tercel.ops._lib.philox import uniform
+from tercel.ops.spec.accept import accept
+from tercel.ops.spec.markov_chain import markov_chain
+from tercel.reference.drafter import Drafter, Taps
+from tercel.reference.kimi_k3 import Model
+from tercel.runtime.chat import encode, render
+from tercel.runtime.tokenizer import Tokenizer
+from tests.drafters import reference_config
+from tests.targets.models import reference_in
+
+CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
+CHUNK = 2000
+
+
+@cache
+def models() -> tuple[Model, Drafter, list[int]]:
+    target = reference_in(str(CHECKPOINTS / "nano"), torch.float32)
+    config = read_drafter_config(CHECKPOINTS / "nano-dspark")
+    drafter = Drafter(reference_config(config, Embedding.MASK_ROW))
+    tensors = load_file(CHECKPOINTS / "nano-dspark/model.safetensors")
+    state = {name: x.float() for name, x in tensors.items()}
+    state["mask_row"] = state.pop("embed_tokens.weight")[config.mask_token_id]
+    drafter.load_state_dict(state)
+    return target, drafter, undecided()
+
+
+def undecided() -> list[int]:
+    """Part of the answer to a held-out problem: nano finds dozens of tokens likely to come next,
+    its drafter several, and they agree on two thirds."""
+    *_, problem = islice(generate(11, held_out=True), 9)
+    messages = [
+        {"role": "user", "content": problem.question},
+        {
+            "role": "assistant",
+            "content": problem.response,
+            "reasoning_content": problem.thinking,
+        },
+    ]
+    segments = render(messages, add_generation_prompt=False, thinking=True, effort="max")
+    return encode(Tokenizer.load(CHECKPOINTS / "nano"), segments)[:184]
+
+
+@torch.inference_mode()
+def first_tokens(rounds: int, rule: str, reuse: bool) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """(how often each token came first in a round, its chance, share of guesses accepted); `reuse`
+    draws the guess from the number that decides on it."""
+    target, drafter, text = models()
+    taps, anchor = Taps(drafter.config), len(text) - 1
+    rows = target(torch.tensor([text]), capture=taps)[0].float()
+    seen = taps.features()[:, :anchor]
+    where = torch.tensor([[anchor]])
+    embed, head = target.model.embed_tokens.weight, target.lm_head.weight
+    hidden = drafter(seen, torch.tensor([[text[-1]]]), where, 1, embed)[0, 0]
+    base = torch.nn.functional.linear(hidden, head)
+    counts, accepted = torch.zeros(rows.shape[1]), 0
+    for start in range(0, rounds, CHUNK):
+        seeds = torch.arange(start, start + CHUNK)
+        positions, heat = torch.full_like(seeds, anchor), torch.ones(CHUNK)
+        drafts, proposed = markov_chain(
+            base.expand(CHUNK, -1).contiguous(),
+            torch.full_like(seeds, text[-1]),
+            drafter.markov_head.markov_w1.weight,
+            drafter.markov_head.markov_w2.weight,
+            heat,
+            seeds,
+            positions,
+            group=SingleGroup(),
+            num_drafts=1,
+        )
+        if reuse:
+            number = uniform(seeds, positions, int(Stream.ACCEPT))
+            drafts = draw(proposed.double().softmax(-1), number)[:, None]
+        # What comes after an accepted guess is not looked at: any row serves.
+        logits = torch.stack((rows[-1], rows[-1])).repeat(CHUNK, 1)
+        kept, count, _ = accept(
+            logits,
+            drafts,
+            proposed,
+            torch.ones_like(seeds),
+            heat,
+            torch.zeros_like(seeds),
+            heat,
+            torch.zeros(CHUNK),
+            seeds,
+            positions,
+            group=SingleGroup(),
+            rule=rule,
+            filtered=False,
+        )
+        counts += torch.bincount(kept[:, 0], minlength=len(counts))
+        accepted += int(count.sum())
+    return counts, rows[-1].double().softmax(-1), accepted / rounds
+
+
+def chi_square(counts: torch.Tensor, chances: torch.Tensor) -> tuple[int, float, float]:
+    """(bins, statistic, p-value); tokens that are expected fewer than five times share a bin."""
+    wanted = chances * counts.sum()
+    common = wanted >= 5
+    ours = torch.cat((counts[common].double(), counts[~common].sum().double()[None]))
+    theirs = torch.cat((wanted[common], wanted[~common].sum()[None]))
+    statistic = ((ours - theirs) ** 2 / theirs).sum()
+    freedom = torch.tensor((len(ours) - 1) / 2, dtype=torch.float64)
+    return len(ours), float(statistic), float(torch.special.gammaincc(freedom, statistic / 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["match", "token", "block"])
+def test_first_tokens_follow_the_targets_law(rule: str) -> None:
+    counts, chances, _ = first_tokens(10_000, rule, reuse=False)
+    bins, _, chance = chi_square(counts, chances)
+    assert bins >= 20 and chance > 1e-4
+
+
+@pytest.mark.slow
+def test_control_noise_that_is_used_twice_is_found() -> None:
+    counts, chances, _ = first_tokens(10_000, "token", reuse=True)
+    assert chi_square(counts, chances)[2] < 1e-6
+
+
+def main() -> None:
+    rounds = int(sys.argv[1])
+    for rule, reuse in (("match", False), ("token", False), ("block", False), ("token", True)):
+        counts, chances, accepted = first_tokens(rounds, rule, reuse)
+        bins, statistic, chance = chi_square(counts, chances)
+        noise = "reused" if reuse else "independent"
+        print(
+            f"{rule} {noise}: {rounds} rounds, {accepted:.3f} accepted, {bins} bins, "
+            f"chi-square {statistic:.1f}, p {chance:.3g}"
+        )
+
+
+if __name__ == "__main__":
+    main()
