@@ -35,11 +35,12 @@ from tercel.ops.catalog import catalog
 
 PAGE = Path(__file__).parents[1] / "docs/compiled.md"
 TARGETS = {Arch.SM_90: 90, Arch.SM_100: 100, Arch.SM_103: 103, Arch.SM_107: 107}
-MAY_SPILL = {"_select": 64, "_absorb": 64, "_attend_parts": 256}
+MAY_SPILL = {"_select": 64, "_absorb": 64, "_attend_parts": 256, "_prepare": 512}
 SPILL_BYTES = {(kernel, arch): size for kernel, size in MAY_SPILL.items() for arch in TARGETS}
 """(kernel, architecture) to the bytes that it may spill; otherwise none. The selection keeps two
 tiles of rows on their way; turned queries want sines of large fp64 angles; attention of 48 query
-rows holds 128 registers of sums."""
+rows holds 128 registers of sums; KDA's chunks are faster on two warps that spill than on four
+that do not."""
 JOB_S = 1200.0
 """One kernel on one architecture, on a busy machine."""
 HEADER = """<!-- Written by tools/compile.py; run `make compile`. -->
@@ -109,7 +110,7 @@ class Shapes:
         return self._empty(*shape, dtype=dtype)
 
     def choice(self, count: int, *, low: int, high: int) -> torch.Tensor:
-        return self._empty(count, dtype="i64")
+        return self.integers(count)
 
 
 def compile_job(job: CompileJob) -> list[Build]:
