@@ -47,13 +47,16 @@ def command(
     wrong: list[Verdict] = []
     for verdict in run.check():
         bundle.report(_checked(verdict))
-        (right if verdict.is_right else wrong).append(verdict)
-        if verdict.is_right:
+        if verdict.problems:
+            wrong.append(verdict)
+        elif verdict.is_right:
+            right.append(verdict)
             bundle.add(run.receipt(verdict))
     for verdict in run.time(right):
         bundle.add(run.receipt(verdict))
         bundle.report(_timed(verdict, run.ceilings))
-    bundle.report(f"{len(right)} certified, {len(wrong)} failed; wrote {out}")
+    rest = len(run.subjects) - len(right) - len(wrong)
+    bundle.report(f"{len(right)} certified, {len(wrong)} failed, {rest} not reached; wrote {out}")
     if as_json:
         bundle.print()
     if wrong:
@@ -101,8 +104,11 @@ def _checked(verdict: Verdict) -> str:
         return (
             f"{head}{len(verdict.errors)} cells right, worst {verdict.worst_share:.2f} of allowed"
         )
+    reached = f"{len(verdict.errors)} cells right, {verdict.unreached} not reached"
+    if not verdict.problems:
+        return head + reached
     lines = [f"  {cell}: {problem}" for cell, problem in verdict.problems.items()]
-    return "\n".join([f"{head}{len(verdict.problems)} cells WRONG", *lines])
+    return "\n".join([f"{head}{reached}, {len(verdict.problems)} cells WRONG", *lines])
 
 
 def _timed(verdict: Verdict, ceilings: Ceilings) -> str:

@@ -90,6 +90,8 @@ class Verdict:
     times: dict[str, CellTime] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     """Cell to what is wrong with it."""
+    unreached: int = 0
+    """Cells for whose check there was no time."""
     seconds: float = 0.0
     """Since the start, when it was reported."""
 
@@ -132,7 +134,9 @@ class Certification:
         for done in self._ends(check_job, jobs, self.processes, deadline):
             subject, cell = done.job.subject, str(done.job.cell)
             verdict = verdicts[subject]
-            if done.result is None:
+            if not done.was_reached:
+                verdict.unreached += 1
+            elif done.result is None:
                 verdict.problems[cell] = done.problem or "no result"
             else:
                 verdict.errors[cell] = done.result
@@ -205,15 +209,18 @@ class Certification:
 
 
 def check_job(job: CellJob) -> dict[str, ResultError]:
-    """The errors in bf16, after every check in every dtype. Raises CheckFailed."""
+    """The errors in bf16, after every check; cells of the bench alone, which are large, are not
+    checked in fp32. Raises CheckFailed."""
     op, name, cell = job.subject.op, job.subject.implementation, job.cell
     kind: dict[str, Any] = {"device": job.device}
-    reports = [check_cell(op, cell, name, dtype=dtype, **kind) for dtype in DTYPES]
+    is_small = str(cell) in {str(each) for each in op.contract.cells}
+    dtypes = DTYPES if is_small else DTYPES[:1]
+    reports = [check_cell(op, cell, name, dtype=dtype, **kind) for dtype in dtypes]
     if op.contract.written:
-        for dtype in DTYPES:
+        for dtype in dtypes:
             check_sequence(op, cell, name, steps=SEQUENCE_STEPS, dtype=dtype, **kind)
     check_replay(op, cell, name, dtype=DTYPES[0], **kind)
-    if job.peers and str(cell) in {str(each) for each in bench_of(op).cells}:
+    if job.peers and any(str(cell) == str(each) for each in bench_of(op).cells):
         warm_peers(op, cell, **kind)
     return {result: _rounded(error) for result, error in reports[0].errors.items()}
 

@@ -19,6 +19,8 @@ from tercel.errors import TercelError
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 
+PRELOADED = ["torch", "triton"]
+"""Imported once, in the process that the workers are forked from."""
 JOB_S = 150.0
 """A job that takes longer hangs."""
 
@@ -32,6 +34,8 @@ class Done(Generic[Job, Result]):
     problem: str | None = None
     lacked_memory: bool = False
     """It may succeed with the device to itself."""
+    was_reached: bool = True
+    """False: there was no time for it, which says nothing about it."""
 
 
 def run_jobs(
@@ -58,19 +62,20 @@ def run_jobs(
             for worker in busy:
                 if worker.pipe in ready:
                     yield worker.finish()
-                elif time.monotonic() >= min(deadline, worker.limit):
-                    yield worker.give_up(
-                        "no time was left"
-                        if time.monotonic() >= deadline
-                        else f"did not end within {job_s:.0f} s"
-                    )
+                elif time.monotonic() >= deadline:
+                    yield _unreached(worker.give_up())
+                elif time.monotonic() >= worker.limit:
+                    yield Done(worker.give_up(), problem=f"did not end within {job_s:.0f} s")
             if time.monotonic() >= deadline:
-                for job in waiting:
-                    yield Done(job, problem="no time was left")
+                yield from map(_unreached, waiting)
                 waiting.clear()
     finally:
         for worker in workers:
             worker.stop()
+
+
+def _unreached(job: Job) -> Done[Job, Result]:
+    return Done(job, problem="no time was left", was_reached=False)
 
 
 class _Worker(Generic[Job, Result]):
@@ -86,7 +91,8 @@ class _Worker(Generic[Job, Result]):
 
     def start(self, job: Job) -> None:
         if self._process is None:
-            context = multiprocessing.get_context("spawn")
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(PRELOADED)
             self.pipe, theirs = context.Pipe()
             self._process = context.Process(
                 target=_serve, args=(self._function, theirs), daemon=True
@@ -109,11 +115,12 @@ class _Worker(Generic[Job, Result]):
             self.stop()
         return done  # type: ignore[no-any-return]
 
-    def give_up(self, problem: str) -> Done[Job, Result]:
+    def give_up(self) -> Job:
+        """The job, whose process is ended."""
         assert self.job is not None
         job, self.job = self.job, None
         self.stop()
-        return Done(job, problem=problem)
+        return job
 
     def stop(self) -> None:
         if self._process is not None:

@@ -1,10 +1,10 @@
 """attention/mla_decode: parts of every row's context, then their sum, then the values.
 
-    _attend  s = scale * entry . query of a part's entries, mixed = softmax(s) . entries
-    _sum     u = act(a token's parts by their shares of the whole softmax)
-    _values  out = act(act(w_v u) * gate); where parts are few, u too
+    _attend_parts  s = scale * entry . query of a part's entries, mixed = softmax(s) . entries
+    _sum           u = act(a token's parts by their shares of the whole softmax)
+    _values        out = act(act(w_v u) * gate); where parts are few, u too
 
-The pages' bytes are what a call costs, so `_attend` reads an entry once and uses it twice: as a key
+The pages' bytes are what a call costs, so the first reads an entry once and uses it twice: as a key
 and, its first L elements, as a value. A tile of entries lies in one page; query rows are the heads
 of all of a row's tokens. How many parts a row may have follows from shapes alone; how many it has,
 from its length on the device, and programs past those leave at once. Parts are merged in their
@@ -20,8 +20,8 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 PROGRAMS = 264
-"""Programs of `_attend` that fill a GPU of 132 multiprocessors twice. A constant: the number of
-parts decides bits, which should not differ between GPUs."""
+"""Programs of `_attend_parts` that fill a GPU of 132 multiprocessors twice. A constant: the number
+of parts decides bits, which should not differ between GPUs."""
 MOST_PARTS = 256
 FUSED_PARTS = 32
 """Up to which one launch merges and multiplies, for a single token."""
@@ -33,7 +33,7 @@ SMALLEST = tl.constexpr(-1e30)
 
 
 class Config(NamedTuple):
-    """How `_attend` is cut into programs."""
+    """How `_attend_parts` is cut into programs."""
 
     tokens: int
     """Entries per tile; a page holds whole tiles."""
@@ -106,7 +106,7 @@ def attend(
     mixed = query.new_empty(rows, config.parts, queries, rank, dtype=torch.float32)
     weight = query.new_empty(rows, config.parts, queries, dtype=torch.float32)
     grid = (triton.cdiv(queries, config.columns), config.parts, rows)
-    _attend[grid](
+    _attend_parts[grid](
         query,
         pages,
         block_table,
@@ -139,7 +139,7 @@ def _live_parts(tiles, parts, LEAST: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["queries", "heads", "width", "room"])
-def _attend(
+def _attend_parts(
     query,  # [R, queries, L + D] act
     pages,  # [PAGES, PAGE, L + D] act or e4m3
     block_table,  # [R, room] i64
@@ -234,7 +234,7 @@ def _attend(
 
 
 class Merge(NamedTuple):
-    """How the parts of `_attend` are merged and multiplied with w_v."""
+    """How the parts of `_attend_parts` are merged and multiplied with w_v."""
 
     fused: bool
     """Whether each program of `_values` merges what it needs, or `_sum` has merged it."""

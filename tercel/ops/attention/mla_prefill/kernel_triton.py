@@ -1,7 +1,7 @@
 """attention/mla_prefill: windows of a sequence's entries, expanded and then attended to.
 
-    _expand  k[h] = act(w_k[h] c), v[h] = act(w_v[h] c), k_rope      of a window's entries
-    _attend  softmax(scale * (q_nope . k + q_rope . k_rope)) v       causal, a block of queries each
+    _expand         k[h] = act(w_k[h] c), v[h] = act(w_v[h] c), k_rope of a window's entries
+    _attend_window  softmax(scale * (q_nope . k + q_rope . k_rope)) v, causal, of a block of queries
 
 A window is what WORKSPACE bytes hold of all heads, so a longer context takes more launches, not
 more memory. Between windows a query keeps its largest score, its sum and its mixture in fp32.
@@ -26,7 +26,7 @@ SMALLEST = tl.constexpr(-1e30)
 
 
 class Config(NamedTuple):
-    """How `_attend` is cut into programs."""
+    """How `_attend_window` is cut into programs."""
 
     queries: int
     keys: int
@@ -169,7 +169,7 @@ def _launch_attend(
     """`span`: the sequence's tokens from, to, the entries before them, and the window from, to."""
     heads, v_dim, k_dim = q.shape[1], window.values.shape[2], window.keys.shape[2]
     turned = window.ropes.shape[1]
-    _attend[(triton.cdiv(span[1] - span[0], config.queries), heads)](
+    _attend_window[(triton.cdiv(span[1] - span[0], config.queries), heads)](
         q,
         *window,
         *state,
@@ -275,7 +275,7 @@ def _value(entries, step, dtype: tl.constexpr, scaled: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["start", "stop", "context", "first", "last", "size"])
-def _attend(
+def _attend_window(
     q,  # [T, H, K + D] act, strided
     keys,  # [H, size, K] act
     ropes,  # [size, D] act

@@ -30,7 +30,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     slots = make.choice(rows, low=1, high=cell["SLOTS"])
     states = make.normal(len(live), heads, v_dim, k_dim, scale=0.3, dtype="f32")
     qkv = make.normal(tokens, heads * (2 * k_dim + v_dim))
-    qkv[::3] *= 1e-3  # short enough for eps to count
+    qkv[::3, : 2 * heads * k_dim] *= 1e-3  # q and k short enough for eps to count
     return {
         "qkv": qkv,
         "g": make.uniform(tokens, heads, k_dim, low=cell["g_min"], high=0.0, dtype="f32"),

@@ -1,14 +1,30 @@
 """The public function."""
 
+from collections.abc import Mapping
+
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.linear_attention.kda_prefill import portable as chunked
 from tercel.ops.linear_attention.kda_prefill import reference as naive
 from tercel.ops.linear_attention.kda_prefill.contract import CONTRACT
 
+HEAD_SIZES = (16, 32, 64, 128)
 
-@operation(CONTRACT, reference(naive.kda_prefill), portable(chunked.kda_prefill))
+
+def _refuses(sizes: Mapping[str, int]) -> str | None:
+    """Tiles of the kernels are whole heads."""
+    if sizes["K"] in HEAD_SIZES and sizes["V"] in HEAD_SIZES:
+        return None
+    return f"K={sizes['K']} and V={sizes['V']}; its head sizes are {HEAD_SIZES}"
+
+
+@operation(
+    CONTRACT,
+    reference(naive.kda_prefill),
+    portable(chunked.kda_prefill),
+    kernel("triton", naive.kda_prefill, admits=_refuses),
+)
 def kda_prefill(
     qkv: torch.Tensor,
     g: torch.Tensor,

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tercel.contract import Cell
+from tercel.contract import Cell, Implementation, Op
 from tercel.contract.check import (
     Maker,
     check_cell,
@@ -12,8 +12,10 @@ from tercel.contract.check import (
     draw,
 )
 from tercel.contract.compare import measure
+from tercel.errors import CheckFailed, ContractError
 from tercel.ops.linear_attention.kda_prefill import CONTRACT, kda_prefill
 from tercel.ops.linear_attention.kda_prefill import reference as naive
+from tests.interpreter import INTERPRETED, REASON
 
 CELL = CONTRACT.cells[0]
 SMALL = Cell("small", H=2, K=16, V=16, SLOTS=3, g_min=-3.0, cu_seqlens=(0, 30))
@@ -159,3 +161,95 @@ def test_control_wrong_slot():
         return naive.kda_prefill(qkv, g, b, state, slots.flip(0), **lengths)
 
     check_control(kda_prefill, CONTRACT.cells[2], broken)
+
+
+CHUNKED = Cell("chunks", H=1, K=16, V=32, SLOTS=4, g_min=-0.3, cu_seqlens=(0, 3, 38, 39))
+
+
+def _chunked(arguments, **config):
+    from tercel.ops.linear_attention.kda_prefill import kernel_triton as kernel
+
+    names = ("qkv", "g", "b", "state", "slots", "cu_seqlens", "fresh")
+    return kernel.launch(*(arguments[n] for n in names), kernel.WIDE._replace(**config))
+
+
+def _check(cell, run, **options):
+    held = (kda_prefill.implementation("reference"), Implementation("probe", run))
+    probe = Op(kda_prefill.__wrapped__, CONTRACT, held)
+    return check_cell(probe, cell, "probe", **{"dtype": torch.bfloat16, **options})
+
+
+def _poisoned(monkeypatch):
+    """Memory that a call allocates holds NaN."""
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(self, *shape, **options):
+        fresh = new_empty(self, *shape, **options)
+        return fresh.fill_(torch.nan) if fresh.is_floating_point() else fresh
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    """The kernels, interpreted, at small heads."""
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_cell(self, dtype):
+        check_cell(kda_prefill, CONTRACT.cells[2], "triton", dtype=dtype)
+
+    def test_memory_that_was_not_written_is_not_read(self, monkeypatch):
+        _poisoned(monkeypatch)
+        check_cell(kda_prefill, CHUNKED, "triton", dtype=torch.bfloat16)
+
+    def test_segments(self, monkeypatch):
+        _poisoned(monkeypatch)
+
+        def run(**arguments):
+            return _chunked(arguments, chunk=16, segment_chunks=4)
+
+        cell = Cell("segments", H=1, K=16, V=16, SLOTS=3, g_min=-0.1, cu_seqlens=(0, 2, 140))
+        _check(cell, run)
+
+    def test_extreme_decays(self):
+        cell = Cell("extreme", H=1, K=16, V=16, SLOTS=2, g_min=-200.0, cu_seqlens=(0, 33))
+        check_cell(kda_prefill, cell, "triton", dtype=torch.bfloat16)
+
+    def test_sequences_do_not_depend_on_their_neighbours(self):
+        together = draw(kda_prefill, CHUNKED, dtype=torch.bfloat16)
+        alone = {**together, "state": together["state"].clone()}
+
+        def run(**arguments):
+            return _chunked(arguments, chunk=16)
+
+        o = run(**together)
+        rows = slice(3, 38)
+        alone.update({name: together[name][rows] for name in ("qkv", "g", "b")})
+        alone.update(slots=together["slots"][1:2], cu_seqlens=(0, 35), fresh=together["fresh"][1:2])
+        assert torch.equal(run(**alone), o[rows])
+        slot = int(together["slots"][1])
+        assert torch.equal(alone["state"][slot], together["state"][slot])
+
+    def test_fresh_sequence_without_tokens(self):
+        cell = Cell("none", H=1, K=16, V=16, SLOTS=4, g_min=-1.0, cu_seqlens=(0, 1, 1))
+        check_cell(kda_prefill, cell, "triton", dtype=torch.bfloat16)
+
+    def test_refuses_heads_that_are_no_power_of_two(self):
+        cell = Cell("odd", H=1, K=24, V=32, SLOTS=2, g_min=-1.0, cu_seqlens=(0, 4))
+        with pytest.raises(ContractError, match="24"):
+            kda_prefill.using("triton")(**draw(kda_prefill, cell, dtype=torch.bfloat16))
+
+    def test_control_decays_that_stop_too_early(self, monkeypatch):
+        from tercel.ops.linear_attention.kda_prefill import kernel_triton as kernels
+
+        monkeypatch.setattr(kernels, "LEAST_DECAY", -1.0)
+        with pytest.raises(CheckFailed, match=r"kda_prefill.* (o|state)"):
+            check_cell(kda_prefill, CONTRACT.cells[2], "triton", dtype=torch.bfloat16)
+
+    def test_control_blocks_that_do_not_meet(self, monkeypatch):
+        from tercel.ops.linear_attention.kda_prefill import kernel_triton as kernels
+
+        meet = kernels._meet
+        monkeypatch.setattr(kernels, "_meet", lambda i, j, BLOCK: meet(i, j, BLOCK) & (BLOCK != 8))
+        with pytest.raises(CheckFailed, match=r"kda_prefill.* o"):
+            check_cell(kda_prefill, CHUNKED, "triton", dtype=torch.bfloat16)
