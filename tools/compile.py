@@ -110,7 +110,7 @@ class Shapes:
         return self._empty(*shape, dtype=dtype)
 
     def choice(self, count: int, *, low: int, high: int) -> torch.Tensor:
-        return self._empty(count, dtype="i64")
+        return self.integers(count)
 
 
 def compile_job(job: CompileJob) -> list[Build]:

@@ -1,6 +1,7 @@
 """What the contracts of the KDA ops draw alike."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,6 +12,32 @@ from tercel.ops._lib.pools import check_slots, draw_pool
 HEAD = {"K": 128, "V": 128, "W": 4}
 """Sizes of a head of every published model, and the taps before it."""
 SMALL_HEAD = {"K": 16, "V": 32, "W": 4}
+
+
+class Tiles(NamedTuple):
+    """How a kernel's program passes over the state of its head."""
+
+    tile: int
+    """Value channels at a time."""
+    parts: int
+    """Parts of the keys that one thread holds."""
+    warps: int
+
+
+def choose_tiles(table: tuple[tuple[int, Tiles], ...], programs: int, v_dim: int) -> Tiles:
+    """The first row of (most programs, tiles) that holds a call of `programs`, rows times heads."""
+    tiles = next(tiles for most, tiles in table if programs <= most)
+    return tiles._replace(tile=min(tiles.tile, v_dim))
+
+
+def kernel_limits(sizes: Mapping[str, int]) -> str | None:
+    """Why the kernels do not serve these sizes of a head; None where they do."""
+    for axis in "KV":
+        if sizes[axis] < 16 or sizes[axis] & (sizes[axis] - 1):
+            return f"{axis} is {sizes[axis]}, needs a power of two from 16"
+    if sizes.get("W", 2) < 2:
+        return f"W is {sizes['W']}, needs at least 2 taps"
+    return None
 
 
 def draw_gate(make: InputMaker, heads: int, width: int) -> dict[str, torch.Tensor]:
@@ -71,9 +98,9 @@ def draw_records(
         "draft_g": make.uniform(rows, drafts, heads, k_dim, low=-5.0, high=0.0, dtype="f32"),
         "draft_beta": make.uniform(rows, drafts, heads, low=0.0, high=1.0, dtype="f32"),
     }
-    for row, count in enumerate(pending.tolist()):
-        for record in records.values():
-            record[row, count:] = torch.nan
+    unknown = torch.arange(drafts, device=pending.device) >= pending.unsqueeze(1)
+    for record in records.values():
+        record.masked_fill_(unknown.view(rows, drafts, *[1] * (record.dim() - 2)), torch.nan)
     return {
         name: draw_pool(make, cell["SLOTS"], slots, record, "act" if name == "draft_v" else "f32")
         for name, record in records.items()

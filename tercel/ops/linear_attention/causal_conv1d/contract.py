@@ -112,6 +112,7 @@ CONTRACT = Contract(
     ),
     hazards=(
         Hazard("aliasing", "two rows with one slot race; nothing raises", ("slots",)),
+        Hazard("early_read", "the weight is read before the wait", ("weight",)),
         Hazard("stale_state", "a fresh sequence that is not marked continues the slot's last one"),
     ),
 )

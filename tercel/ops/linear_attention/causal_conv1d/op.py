@@ -2,12 +2,12 @@
 
 import torch
 
-from tercel.contract import operation, reference
+from tercel.contract import kernel, operation, reference
 from tercel.ops.linear_attention.causal_conv1d import reference as naive
 from tercel.ops.linear_attention.causal_conv1d.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.causal_conv1d))
+@operation(CONTRACT, reference(naive.causal_conv1d), kernel("triton", naive.causal_conv1d))
 def causal_conv1d(
     x: torch.Tensor,
     weight: torch.Tensor,

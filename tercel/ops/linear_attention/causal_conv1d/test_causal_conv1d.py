@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import (
     Maker,
     check_cell,
@@ -11,6 +12,7 @@ from tercel.contract.check import (
 )
 from tercel.ops.linear_attention.causal_conv1d import CONTRACT, causal_conv1d
 from tercel.ops.linear_attention.causal_conv1d.reference import causal_conv1d as naive
+from tests.interpreter import INTERPRETED, REASON
 
 CELL = CONTRACT.cells[0]
 
@@ -81,3 +83,24 @@ def test_control_slot_of_another_row():
         return naive(x, weight, state, slots.roll(2), **lengths)
 
     check_control(causal_conv1d, CELL, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    CELL = Cell("ragged", C=300, W=4, S=4, SLOTS=9, cu_seqlens=(0, 1, 3, 41, 41, 41, 109))
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_cells(self, dtype):
+        check_cell(causal_conv1d, self.CELL, "triton", dtype=dtype)
+
+    def test_sequence(self):
+        check_sequence(causal_conv1d, self.CELL, "triton", steps=2)
+
+    def test_replay(self):
+        check_replay(causal_conv1d, self.CELL, "triton")
+
+    def test_control_window_of_the_wrong_slot(self):
+        def broken(x, weight, state, slots, **lengths):
+            return causal_conv1d.using("triton")(x, weight, state, slots.roll(1), **lengths)
+
+        check_control(causal_conv1d, self.CELL, broken)

@@ -2,13 +2,19 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
+from tercel.ops._lib.kda import kernel_limits
 from tercel.ops.linear_attention.kda_commit import portable as chunked
 from tercel.ops.linear_attention.kda_commit import reference as naive
 from tercel.ops.linear_attention.kda_commit.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.kda_commit), portable(chunked.kda_commit))
+@operation(
+    CONTRACT,
+    reference(naive.kda_commit),
+    portable(chunked.kda_commit),
+    kernel("triton", naive.kda_commit, admits=kernel_limits),
+)
 def kda_commit(
     conv: torch.Tensor,
     recurrent: torch.Tensor,

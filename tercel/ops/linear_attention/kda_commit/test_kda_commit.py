@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import (
     check_cell,
     check_control,
@@ -9,8 +10,10 @@ from tercel.contract.check import (
     check_replay,
     draw,
 )
+from tercel.ops._lib.kda import SMALL_HEAD
 from tercel.ops.linear_attention.kda_commit import CONTRACT, kda_commit
 from tercel.ops.linear_attention.kda_commit.reference import kda_commit as naive
+from tests.interpreter import INTERPRETED, REASON
 
 CELL = CONTRACT.cells[0]
 
@@ -43,11 +46,18 @@ def test_reads_nothing_on_the_host():
     check_meta(kda_commit, CELL, kda_commit.portable.name)
 
 
-def test_nothing_pending_changes_no_bit():
+IMPLEMENTATIONS = [
+    "portable",
+    pytest.param("triton", marks=pytest.mark.skipif(not INTERPRETED, reason=REASON)),
+]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_nothing_pending_changes_no_bit(implementation):
     a = draw(kda_commit, CELL, dtype=torch.float32)
     a["pending"].zero_()
     before = {name: value.clone() for name, value in a.items()}
-    kda_commit(**a)
+    kda_commit.using(implementation)(**a)
     for name, value in before.items():
         torch.testing.assert_close(a[name], value, rtol=0, atol=0, equal_nan=True)
 
@@ -65,3 +75,22 @@ def test_control_window_left_behind():
         naive(conv.clone(), **others)
 
     check_control(kda_commit, CELL, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    CELL = Cell("heads that fit a test", R=3, H=2, D=5, SLOTS=5, **SMALL_HEAD)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", [CELL, CONTRACT.cells[2]], ids=str)
+    def test_cells(self, cell, dtype):
+        check_cell(kda_commit, cell, "triton", dtype=dtype)
+
+    def test_replay(self):
+        check_replay(kda_commit, self.CELL, "triton")
+
+    def test_control_one_draft_too_few(self):
+        def broken(*args, pending, **pools):
+            kda_commit.using("triton")(**pools, pending=(pending - 1).clamp(min=0))
+
+        check_control(kda_commit, self.CELL, broken)

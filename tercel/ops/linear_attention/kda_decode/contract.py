@@ -119,6 +119,11 @@ CONTRACT = Contract(
     },
     hazards=(
         Hazard("aliasing", "two rows with one live slot race; nothing raises", ("slots",)),
+        Hazard(
+            "early_read",
+            "read before the wait",
+            ("conv_weight", "A_log", "dt_bias", "o_norm", "slots"),
+        ),
         Hazard("stale_state", "drafts that are pending in a slot are lost; nothing raises"),
     ),
 )

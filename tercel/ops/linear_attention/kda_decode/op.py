@@ -2,13 +2,19 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
+from tercel.ops._lib.kda import kernel_limits
 from tercel.ops.linear_attention.kda_decode import portable as fused
 from tercel.ops.linear_attention.kda_decode import reference as naive
 from tercel.ops.linear_attention.kda_decode.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.kda_decode), portable(fused.kda_decode))
+@operation(
+    CONTRACT,
+    reference(naive.kda_decode),
+    portable(fused.kda_decode),
+    kernel("triton", naive.kda_decode, admits=kernel_limits),
+)
 def kda_decode(
     qkv: torch.Tensor,
     gate: torch.Tensor,
@@ -38,7 +44,8 @@ def kda_decode(
         o_norm: [V] fp32, shared by the heads.
         conv: [SLOTS, S, C] in the dtype of qkv, S >= W - 1, raw rows, oldest first.
         recurrent: [SLOTS, H, V, K] fp32.
-        slots: [R] int64; 0 marks padding.
+        slots: [R] int64; 0 marks padding. Kernels read them before the wait for the previous
+            launch, which must not write them.
         lower_bound: of the log decay, -5.0 for K3; None for the Kimi-Linear form.
         eps: of the gated norm.
     Returns:

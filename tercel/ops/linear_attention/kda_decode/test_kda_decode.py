@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tercel.contract import Cell, Implementation, Op
 from tercel.contract.check import (
     check_cell,
     check_control,
@@ -10,11 +11,14 @@ from tercel.contract.check import (
     check_sequence,
     draw,
 )
+from tercel.errors import ContractError
+from tercel.ops._lib.kda import HEAD, Tiles
 from tercel.ops.linear_attention.causal_conv1d import causal_conv1d
 from tercel.ops.linear_attention.kda_decode import CONTRACT, kda_decode
 from tercel.ops.linear_attention.kda_decode import reference as naive
 from tercel.ops.linear_attention.kda_gate import kda_gate
 from tercel.ops.linear_attention.kda_prefill import kda_prefill
+from tests.interpreter import INTERPRETED, REASON
 
 CELL, _, SMALL = CONTRACT.cells
 
@@ -54,7 +58,15 @@ def test_reads_nothing_on_the_host():
     check_meta(kda_decode, SMALL, kda_decode.portable.name)
 
 
-def test_padding_rows_touch_no_live_slot():
+IMPLEMENTATIONS = [
+    "portable",
+    pytest.param("triton", marks=pytest.mark.skipif(not INTERPRETED, reason=REASON)),
+]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_padding_rows_touch_no_live_slot(implementation):
+    run = kda_decode.using(implementation)
     plain = draw(kda_decode, SMALL, dtype=torch.float32)
     for name in ("conv", "recurrent"):
         plain[name][0] = 0
@@ -62,14 +74,14 @@ def test_padding_rows_touch_no_live_slot():
     for name in ("qkv", "gate", "f", "b"):
         padded[name] = torch.cat((plain[name], plain[name].flip(0)))
     padded["slots"] = torch.cat((plain["slots"], torch.zeros(3, dtype=torch.int64)))
-    expected = kda_decode(**plain)
+    expected = run(**plain)
     for _ in range(2):
-        out = kda_decode(**padded)
+        out = run(**padded)
         assert out.isfinite().all()
         torch.testing.assert_close(out[:3], expected, rtol=1e-5, atol=1e-6)
         for name in ("conv", "recurrent"):
             torch.testing.assert_close(padded[name][1:], plain[name][1:], equal_nan=True)
-        expected = kda_decode(**plain)
+        expected = run(**plain)
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 17])
@@ -145,3 +157,60 @@ def test_control_norm_over_all_heads():
         return (o * scale * o_norm).flatten(1) * gate.sigmoid()
 
     check_control(kda_decode, SMALL, _broken(gated_norm=wide))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_cells(self, dtype):
+        check_cell(kda_decode, SMALL, "triton", dtype=dtype)
+
+    @pytest.mark.parametrize("tiles", [(32, 1, 4), (16, 2, 4), (8, 4, 2)], ids=str)
+    def test_configurations(self, tiles):
+        check_cell(_probe(_configured(tiles)), SMALL, "probe", dtype=torch.bfloat16)
+
+    def test_published_head(self):
+        cell = Cell("one head", R=2, H=1, S=4, SLOTS=4, lower_bound=-5.0, **HEAD)
+        check_cell(kda_decode, cell, "triton", dtype=torch.bfloat16)
+
+    def test_sequence(self):
+        check_sequence(kda_decode, SMALL, "triton", steps=4)
+
+    def test_replay(self):
+        check_replay(kda_decode, SMALL, "triton")
+
+    def test_rows_do_not_depend_on_their_neighbours(self):
+        first, second = (draw(kda_decode, SMALL, dtype=torch.bfloat16) for _ in range(2))
+        second["qkv"][1:] = 3.0
+        second["recurrent"][second["slots"][1:]] = 7.0
+        run = kda_decode.using("triton")
+        assert torch.equal(run(**first)[0], run(**second)[0])
+        slot = first["slots"][0]
+        assert torch.equal(first["recurrent"][slot], second["recurrent"][slot])
+
+    def test_refuses_heads_that_are_no_power_of_two(self):
+        cell = Cell("", R=1, H=1, S=3, SLOTS=2, lower_bound=-5.0, K=24, V=32, W=4)
+        with pytest.raises(ContractError, match="power of two"):
+            kda_decode.using("triton")(**draw(kda_decode, cell, dtype=torch.float32))
+
+    def test_control_weights_of_the_next_channel(self):
+        def broken(*, conv_weight, **others):
+            return _configured((32, 2, 4))(conv_weight=conv_weight.roll(1, 0), **others)
+
+        check_control(kda_decode, SMALL, broken)
+
+
+def _configured(tiles):
+    def run(**arguments):
+        from tercel.ops.linear_attention.kda_decode import kernel_triton
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernel_triton, "TILES", ((1 << 30, Tiles(*tiles)),))
+            return kernel_triton.kda_decode(**arguments)
+
+    return run
+
+
+def _probe(run):
+    held = (kda_decode.implementation("reference"), Implementation("probe", run))
+    return Op(kda_decode.__wrapped__, CONTRACT, held)

@@ -14,7 +14,7 @@ arXiv 2510.26692.
 from collections.abc import Mapping
 from typing import Any
 
-from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
+from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 from tercel.ops._lib.kda import draw_gate
 
@@ -65,4 +65,5 @@ CONTRACT = Contract(
         why="the rounding of exp(A_log) * a, up to 16 * 8, is an absolute error of the logarithm "
         "of the sigmoid; where that is large g is near one of its ends and hides most of it",
     ),
+    hazards=(Hazard("early_read", "read before the wait", ("A_log", "dt_bias")),),
 )

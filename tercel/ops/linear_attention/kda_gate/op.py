@@ -2,12 +2,12 @@
 
 import torch
 
-from tercel.contract import operation, reference
+from tercel.contract import kernel, operation, reference
 from tercel.ops.linear_attention.kda_gate import reference as naive
 from tercel.ops.linear_attention.kda_gate.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.kda_gate))
+@operation(CONTRACT, reference(naive.kda_gate), kernel("triton", naive.kda_gate))
 def kda_gate(
     f: torch.Tensor,
     A_log: torch.Tensor,

@@ -3,8 +3,10 @@ import math
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import check_cell, check_control, check_refusal, check_replay
 from tercel.ops.linear_attention.kda_gate import CONTRACT, kda_gate
+from tests.interpreter import INTERPRETED, REASON
 
 CELL = CONTRACT.cells[0]
 
@@ -41,10 +43,17 @@ def test_values_by_hand():
     assert g.flatten().tolist() == pytest.approx([-math.log1p(math.exp(1.5)), -math.log(2)])
 
 
-def test_extremes_stay_within_the_bound():
+IMPLEMENTATIONS = [
+    "reference",
+    pytest.param("triton", marks=pytest.mark.skipif(not INTERPRETED, reason=REASON)),
+]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_extremes_stay_within_the_bound(implementation):
     f = torch.tensor([[-1e30, 1e30, 0.0, 80.0]])
     zero = torch.zeros(4)
-    g = kda_gate(f, torch.tensor([2.0]), zero, lower_bound=-5.0)
+    g = kda_gate.using(implementation)(f, torch.tensor([2.0]), zero, lower_bound=-5.0)
     assert g.isfinite().all() and g.min() >= -5.0 and g.max() <= 0.0
 
 
@@ -62,3 +71,36 @@ def test_control_rate_per_channel():
         return lower_bound * a.view(f.shape[0], heads, -1).sigmoid()
 
     check_control(kda_gate, CELL, broken)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_slow_decays_keep_their_digits(implementation):
+    """A decay that differs from one by far less than fp32's step is still a decay."""
+    f = torch.tensor([[-40.0, -20.0, -17.0, -10.0]])
+    zero = torch.zeros(4)
+    g = kda_gate.using(implementation)(f, torch.tensor([1.0]), zero, lower_bound=None)
+    expected = -math.e * torch.log1p(f.double().exp())
+    torch.testing.assert_close(g.double().flatten(), expected.flatten(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+    def test_cells(self, cell, dtype):
+        check_cell(kda_gate, cell, "triton", dtype=dtype)
+
+    @pytest.mark.parametrize("bound", [-5.0, None])
+    def test_odd_width(self, bound):
+        cell = Cell("no power of two", T=19, H=3, K=24, lower_bound=bound)
+        check_cell(kda_gate, cell, "triton", dtype=torch.bfloat16)
+
+    def test_replay(self):
+        check_replay(kda_gate, CELL, "triton")
+
+    def test_control_bias_of_the_next_channel(self):
+        def broken(f, A_log, dt_bias, *, lower_bound):
+            run = kda_gate.using("triton")
+            return run(f, A_log, dt_bias.roll(1), lower_bound=lower_bound)
+
+        check_control(kda_gate, CELL, broken)

@@ -52,8 +52,7 @@ def cost(sizes: Mapping[str, int]) -> Cost:
     activations = tokens * (channels + heads * (2 * v_dim + k_dim + 1))
     windows = 2 * rows * (taps - 1 + drafts) * channels
     records = 2 * rows * drafts * heads * (8 * k_dim + v_dim * sizes["act"] + 4)
-    weights = channels * taps + heads * (k_dim + 1) + v_dim
-    state = 8 * rows * heads * v_dim * k_dim + 4 * weights
+    state = 8 * rows * heads * v_dim * k_dim + 4 * (channels * taps + heads * (k_dim + 1) + v_dim)
     return Cost(
         bytes=(activations + windows) * sizes["act"] + records + state,
         flops=7 * (tokens + rows * drafts) * heads * v_dim * k_dim,
@@ -155,6 +154,7 @@ CONTRACT = Contract(
     },
     hazards=(
         Hazard("aliasing", "two rows with one live slot race; nothing raises", ("slots",)),
+        Hazard("early_read", "read before the wait", ("conv_weight", "A_log", "dt_bias", "slots")),
         Hazard("call_order", "pending counts the drafts of the slot's latest step"),
     ),
 )

@@ -2,13 +2,19 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
+from tercel.ops._lib.kda import kernel_limits
 from tercel.ops.linear_attention.kda_verify import portable as chunked
 from tercel.ops.linear_attention.kda_verify import reference as naive
 from tercel.ops.linear_attention.kda_verify.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.kda_verify), portable(chunked.kda_verify))
+@operation(
+    CONTRACT,
+    reference(naive.kda_verify),
+    portable(chunked.kda_verify),
+    kernel("triton", naive.kda_verify, admits=kernel_limits),
+)
 def kda_verify(
     qkv: torch.Tensor,
     gate: torch.Tensor,
@@ -48,7 +54,8 @@ def kda_verify(
         draft_v: [SLOTS, D, H, V] in the dtype of qkv.
         draft_g: [SLOTS, D, H, K] fp32.
         draft_beta: [SLOTS, D, H] fp32.
-        slots: [R] int64; 0 marks padding.
+        slots: [R] int64; 0 marks padding. Kernels read them before the wait for the previous
+            launch, which must not write them.
         pending: [R] int64, how many of the slot's drafts were accepted, 0 .. D.
         width: tokens per row, 1 .. 1 + D.
         lower_bound: of the log decay, -5.0 for K3; None for the Kimi-Linear form.

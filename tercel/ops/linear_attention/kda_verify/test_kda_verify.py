@@ -1,3 +1,4 @@
+import itertools
 import random
 
 import pytest
@@ -13,15 +14,19 @@ from tercel.contract.check import (
     check_sequence,
     draw,
 )
+from tercel.ops._lib.kda import HEAD
 from tercel.ops.linear_attention.kda_commit import kda_commit
 from tercel.ops.linear_attention.kda_decode import kda_decode
 from tercel.ops.linear_attention.kda_verify import CONTRACT, kda_verify
 from tercel.ops.linear_attention.kda_verify import reference as naive
+from tests.interpreter import INTERPRETED, REASON
 
 CELL, _, SMALL, DECODE = CONTRACT.cells
 ROWS = ("qkv", "gate", "f", "b")
 WEIGHTS = ("conv_weight", "A_log", "dt_bias", "o_norm", "lower_bound", "eps")
 POOLS = ("conv", "recurrent", "draft_k", "draft_v", "draft_g", "draft_beta")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason=REASON)
+TRITON = pytest.param("triton", marks=interpreted)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -70,8 +75,13 @@ def test_width_one_is_decode():
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("implementation", ["reference", "portable"])
+@pytest.mark.parametrize(
+    ("implementation", "seed"),
+    [
+        *itertools.product(["reference", "portable"], range(4)),
+        pytest.param("triton", 0, marks=interpreted),
+    ],
+)
 def test_any_acceptance_is_decode_token_by_token(implementation, seed):
     """Steps of random width of which random prefixes are accepted, rejected drafts being noise,
     give the outputs and, after a commit, the state of decoding the accepted tokens."""
@@ -104,7 +114,7 @@ def test_any_acceptance_is_decode_token_by_token(implementation, seed):
             )
             position[row] = start + 1 + count
         pending = torch.tensor(accepted)
-    kda_commit(**pools, slots=slots, pending=pending)
+    kda_commit.using(implementation)(**pools, slots=slots, pending=pending)
     for row, slot in enumerate(slots.tolist()):
         conv, recurrent = final[row][position[row]]
         torch.testing.assert_close(pools["conv"][slot, :3], conv)
@@ -124,7 +134,8 @@ def _decode(rows, weights, pools, slots):
     return torch.stack(outputs, 1), states
 
 
-def test_rejected_drafts_leave_no_trace():
+@pytest.mark.parametrize("implementation", ["portable", TRITON])
+def test_rejected_drafts_leave_no_trace(implementation):
     """Other rejected drafts, NaN among them, give the same bits ever after."""
     first = draw(kda_verify, SMALL, dtype=torch.float32)
     first["pending"] = torch.tensor([1, 0, 1])
@@ -136,12 +147,15 @@ def test_rejected_drafts_leave_no_trace():
             a["conv"][slots[row], 3 + count :] = garbage
             for name in POOLS[2:]:
                 a[name][slots[row], count:] = garbage
-        results.append((kda_verify(**a), a["recurrent"][slots], a["conv"][slots, :3]))
+        out = kda_verify.using(implementation)(**a)
+        results.append((out, a["recurrent"][slots], a["conv"][slots, :3]))
     for zeros, nans in zip(*results, strict=True):
         assert torch.equal(zeros, nans)
 
 
-def test_padding_rows_touch_no_live_slot():
+@pytest.mark.parametrize("implementation", ["portable", TRITON])
+def test_padding_rows_touch_no_live_slot(implementation):
+    run = kda_verify.using(implementation)
     plain = draw(kda_verify, SMALL, dtype=torch.float32)
     for name in POOLS:
         plain[name][0] = 0
@@ -151,7 +165,7 @@ def test_padding_rows_touch_no_live_slot():
     zeros = torch.zeros(3, dtype=torch.int64)
     padded["slots"] = torch.cat((plain["slots"], zeros))
     padded["pending"] = torch.cat((plain["pending"], zeros))
-    out, expected = kda_verify(**padded), kda_verify(**plain)
+    out, expected = run(**padded), run(**plain)
     assert out.isfinite().all()
     torch.testing.assert_close(out[: expected.shape[0]], expected, rtol=1e-5, atol=1e-6)
     for name in POOLS:
@@ -188,3 +202,40 @@ def test_control_drafts_committed():
         return result
 
     check_control(kda_verify, SMALL, all_tokens)
+
+
+@interpreted
+class TestTriton:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", [SMALL, DECODE], ids=str)
+    def test_cells(self, cell, dtype):
+        check_cell(kda_verify, cell, "triton", dtype=dtype)
+
+    def test_published_head(self):
+        cell = Cell("", R=1, width=3, H=1, D=2, SLOTS=2, lower_bound=-5.0, **HEAD)
+        check_cell(kda_verify, cell, "triton", dtype=torch.bfloat16)
+
+    def test_sequence(self):
+        check_sequence(kda_verify, SMALL, "triton", steps=2)
+
+    def test_replay(self):
+        check_replay(kda_verify, SMALL, "triton")
+
+    def test_scratch_is_written_before_it_is_read(self, monkeypatch):
+        """What torch.empty returns holds NaN."""
+        empty = torch.empty
+
+        def poisoned(*shape, **options):
+            return empty(*shape, **options).fill_(torch.nan)
+
+        from tercel.ops.linear_attention.kda_verify import kernel_triton
+
+        arguments = draw(kda_verify, SMALL, dtype=torch.float32)
+        monkeypatch.setattr(kernel_triton.torch, "empty", poisoned)
+        assert kda_verify.using("triton")(**arguments).isfinite().all()
+
+    def test_control_pending_of_the_next_row(self):
+        def broken(*, pending, **others):
+            return kda_verify.using("triton")(pending=pending.roll(1), **others)
+
+        check_control(kda_verify, SMALL, broken)

@@ -1,0 +1,116 @@
+"""Device functions of the KDA kernels. Everything is fp32 between loads and stores."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def log_decay(f, rate, bias, bound, BOUNDED: tl.constexpr):
+    """The log decay of kda_gate; `rate` is exp(A_log)."""
+    a = f.to(tl.float32) + bias
+    if BOUNDED:
+        return bound * sigmoid(rate * a)
+    # log(1 + exp(a)), to a relative precision also where exp(a) is lost beside 1.
+    small = tl.exp(-tl.abs(a))
+    near = 1 + small
+    grown = tl.where(near == 1, small, tl.log(near) * (small / tl.where(near == 1, 1.0, near - 1)))
+    return -rate * (tl.maximum(a, 0.0) + grown)
+
+
+@triton.jit
+def taps(weight, channel, channel_stride, tap_stride, W: tl.constexpr):
+    """The convolution's W weights of `channel`, oldest first."""
+    held = ()
+    for tap in tl.static_range(W):
+        held = held + (tl.load(weight + channel * channel_stride + tap * tap_stride),)  # noqa: RUF005
+    return held
+
+
+@triton.jit
+def past_rows(window, channel, C, W: tl.constexpr):
+    """The W - 1 raw rows of a window that starts at `window`, oldest first."""
+    rows = ()
+    for past in tl.static_range(W - 1):
+        rows = rows + (tl.load(window + past * C + channel),)  # noqa: RUF005
+    return rows
+
+
+@triton.jit
+def convolve(rows, weights, W: tl.constexpr):
+    """silu of the taps times W raw rows, rounded to the rows' dtype."""
+    total = rows[0].to(tl.float32) * weights[0]
+    for tap in tl.static_range(1, W):
+        total += rows[tap].to(tl.float32) * weights[tap]
+    return (total * sigmoid(total)).to(rows[0].dtype)
+
+
+@triton.jit
+def store_rows(window, rows, channel, C, W: tl.constexpr):
+    """The newer W - 1 of W raw rows become the window."""
+    for past in tl.static_range(W - 1):
+        tl.store(window + past * C + channel, rows[past + 1])
+
+
+@triton.jit
+def l2_normalize(x, eps):
+    """Keys or queries over their length, along the last axis."""
+    x = x.to(tl.float32)
+    return x * tl.rsqrt(tl.sum(x * x, len(x.shape) - 1, keep_dims=True) + eps)
+
+
+@triton.jit
+def load_tile(state, K: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr):
+    """PARTS tensors [TILE, K / PARTS] of a state [V, K]."""
+    tile = ()
+    for part in tl.static_range(PARTS):
+        tile = tile + (tl.load(state + _offsets(part, K, TILE, PARTS)),)  # noqa: RUF005
+    return tile
+
+
+@triton.jit
+def store_tile(state, tile, K: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr):
+    for part in tl.static_range(PARTS):
+        tl.store(state + _offsets(part, K, TILE, PARTS), tile[part])
+
+
+@triton.jit
+def _offsets(part: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr):
+    key = part * (K // PARTS) + tl.arange(0, K // PARTS)
+    return tl.arange(0, TILE)[:, None] * K + key[None, :]
+
+
+@triton.jit
+def load_keys(line, K: tl.constexpr, PARTS: tl.constexpr):
+    """PARTS tensors [1, K / PARTS] of K numbers, each loaded where it is used."""
+    keys = ()
+    for part in tl.static_range(PARTS):
+        here = line + part * (K // PARTS) + tl.arange(0, K // PARTS)
+        keys = keys + (tl.load(here)[None, :],)  # noqa: RUF005
+    return keys
+
+
+@triton.jit
+def over_keys(tile, keys, PARTS: tl.constexpr):
+    """tile keys: the parts lie in one thread, so they go first."""
+    total = tile[0] * keys[0]
+    for part in tl.static_range(1, PARTS):
+        total += tile[part] * keys[part]
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def delta_rule(tile, k, decay, v, beta, PARTS: tl.constexpr):
+    """A tile after one token: S = tile * decay;  S + beta (v - S k) k^T."""
+    decayed = ()
+    for part in tl.static_range(PARTS):
+        decayed = decayed + (tile[part] * decay[part],)  # noqa: RUF005
+    error = (beta * (v - over_keys(decayed, k, PARTS)))[:, None]
+    after = ()
+    for part in tl.static_range(PARTS):
+        after = after + (decayed[part] + error * k[part],)  # noqa: RUF005
+    return after
