@@ -78,9 +78,9 @@ def weights(case: Case) -> tuple[torch.Tensor, ...]:
             -(2**31), 2**31 - 1, (*shape, split.loads, 32, 4), dtype=torch.int32, device="cuda"
         )
         scales = torch.randint(
-            114, 122, (*shape, split.octets, 32, 4), dtype=torch.uint8, device="cuda"
+            114, 122, (*shape, split.octets, 128), dtype=torch.uint8, device="cuda"
         )
-        made += [words, scales]
+        made += [words, scales.view(torch.int32)]
     return tuple(made)
 
 

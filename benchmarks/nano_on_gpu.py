@@ -22,13 +22,17 @@ from tercel.contract import PLAIN
 from tercel.core.group import Groups
 from tercel.core.inputs import build_inputs
 from tercel.core.step import Row, StepClass, StepPlan
-from tercel.gates.problems import extract_answer, generate
+from tercel.gates.problems import Problem, extract_answer, generate
 from tercel.parallel import SingleGroup
 from tercel.runtime.chat import ChatParser, collect, encode, render, start_channel
 from tercel.runtime.checkpoint import load_weights, open_files
 from tercel.runtime.llm import LLM
+from tercel.runtime.tokenizer import Tokenizer
 from tercel.targets.state import CacheSizes, create_cache
+from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.fingerprint import fingerprint
 
+CPU_ANSWERS = ROOT / "benchmarks/nano_cpu_answers.json"
 SEED = 20
 MAX_TOKENS = 400
 BATCH = 16
@@ -44,20 +48,29 @@ class Answer:
     is_right: bool
 
 
-def ask(llm: LLM, count: int) -> tuple[list[list[int]], list[Answer]]:
-    """Prompts, and the greedy answers to `count` fresh problems of the trained templates."""
+def prompts_of(tokenizer: Tokenizer, count: int) -> list[list[int]]:
+    """Of `count` fresh problems of the trained templates."""
+    problems = islice(generate(seed=SEED), count)
+    return [encode(tokenizer, render(_messages(problem))) for problem in problems]
+
+
+def _messages(problem: Problem) -> list[dict[str, str]]:
+    return [{"role": "user", "content": problem.question}]
+
+
+def ask(llm: LLM, count: int) -> list[Answer]:
+    """The greedy answers to the problems of prompts_of."""
     problems = list(islice(generate(seed=SEED), count))
-    segments = [render([{"role": "user", "content": each.question}]) for each in problems]
-    prompts = [encode(llm.tokenizer, each) for each in segments]
+    prompts = prompts_of(llm.tokenizer, count)
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     answers = []
     texts = llm.generate(prompts, params)
-    for problem, prompt, text in zip(problems, segments, texts, strict=True):
-        parser = ChatParser(llm.tokenizer, start=start_channel(prompt))
+    for problem, text in zip(problems, texts, strict=True):
+        parser = ChatParser(llm.tokenizer, start=start_channel(render(_messages(problem))))
         content = collect(parser.push(text.token_ids) + parser.finish()).content
         is_right = extract_answer(content) == problem.answer
         answers.append(Answer(tuple(text.token_ids), is_right))
-    return prompts, answers
+    return answers
 
 
 class Oracle:
@@ -146,22 +159,23 @@ def decode_sites(llm: LLM, prompt: list[int]) -> dict[str, int]:
     return {key: count for key, count in new.items() if count}
 
 
-def on_cpu(model: Path, count: int, file: Path) -> tuple[list[list[int]], list[Answer]]:
-    """The CPU's answers, kept in `file`."""
-    if file.exists():
-        held = json.loads(file.read_text(encoding="utf-8"))
-        if len(held["answers"]) >= count:
-            answers = [Answer(tuple(tokens), right) for tokens, right in held["answers"][:count]]
-            return held["prompts"][:count], answers
+def on_cpu(model: Path, count: int, file: Path) -> list[Answer]:
+    """The CPU's answers, kept in `file` together with the fingerprint of the weights."""
+    weights = fingerprint(Checkpoint.open(model))
+    held = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if held.get("weights") == weights and len(held["answers"]) >= count:
+        return [Answer(tuple(tokens), right) for tokens, right in held["answers"][:count]]
     with LLM(model, mode="off", device="cpu", max_running=BATCH) as llm:
-        prompts, answers = ask(llm, count)
-    found = {"prompts": prompts, "answers": [[a.tokens, a.is_right] for a in answers]}
-    file.write_text(json.dumps(found), encoding="utf-8")
-    return prompts, answers
+        answers = ask(llm, count)
+    found = {"weights": weights, "answers": [[a.tokens, a.is_right] for a in answers]}
+    file.write_text(json.dumps(found, separators=(",", ":")) + "\n", encoding="utf-8")
+    return answers
 
 
 def main(
-    cpu_answers: Annotated[Path, typer.Option(help="The CPU's answers; computed if absent.")],
+    cpu_answers: Annotated[
+        Path, typer.Option(help="The CPU's answers; computed where they are of other weights.")
+    ] = CPU_ANSWERS,
     out: Annotated[Path, typer.Option(help="Results file.")] = ROOT / "docs/benchmarks/h200.json",
     model: Model = NANO,
     problems: int = 200,
@@ -169,12 +183,13 @@ def main(
     only_cpu: bool = False,
 ) -> None:
     """Ask both devices the same problems and write down how they differ."""
-    prompts, cpu = on_cpu(model, problems, cpu_answers)
+    cpu = on_cpu(model, problems, cpu_answers)
     typer.echo(f"CPU: {sum(a.is_right for a in cpu)} of {len(cpu)} right")
     if only_cpu:
         return
     with LLM(model, device=device, max_running=BATCH) as llm:
-        _, gpu = ask(llm, problems)
+        prompts = prompts_of(llm.tokenizer, problems)
+        gpu = ask(llm, problems)
         sites = decode_sites(llm, prompts[0])
         oracle = Oracle(model)
         difference = logprob_difference(llm, prompts[0], oracle)

@@ -106,6 +106,16 @@ def test_other_rules_are_greedy_at_temperature_zero(prompts, plain, rule):
         assert warm == llm.generate(prompts, PARAMS["warm"]), "seeds repeat"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tp2", "tp1_pp2"])
+def test_ranks_draft_alike(prompts, plain, layout):
+    """Taps of both stages reach the last one, and every rank of a stage keeps the same guesses."""
+    with open_llm(drafter=str(DRAFTER), layout=layout) as llm:
+        completions = llm.generate(prompts, PARAMS["warm"])
+    same(completions, plain["warm"])
+    assert sum(each.accepted_tokens for each in completions) > 60
+
+
 def test_without_a_model_the_text_repeats_itself(prompts, plain):
     with open_llm(drafter="suffix") as llm:
         completions = llm.generate(prompts, PARAMS["greedy"])

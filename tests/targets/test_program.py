@@ -129,7 +129,16 @@ def test_a_kernel_is_bound_only_with_those_that_share_its_form(monkeypatch, cert
     monkeypatch.setattr("tercel.targets.binding.status", status)
     binding = bind(generic("tp1"), Arch.SM_90)
     assert {sites["experts"].implementation.name for sites in binding.values()} == bound
-    packs(binding, torch.bfloat16)
+    plan = resolved("kimi_k3")
+    weights = meta_model(
+        plan.place.model, plan.place.layout, 0, dtype=torch.bfloat16,
+        packs=packs(binding, torch.bfloat16),
+    )  # fmt: skip
+    resolution = (
+        generic("tp1"), binding, weights, meta_cache(plan.place, 8, torch.bfloat16), plan.place, 8
+    )  # fmt: skip
+    record(*resolution)  # the packed form passes the contracts
+    prove_decode_reads_nothing(*resolution)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

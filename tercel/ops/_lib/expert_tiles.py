@@ -6,7 +6,8 @@ a time: lane 4 * g + q of a warp reads the four words (row g, even group), (row 
 elements 8 * q .. 8 * q + 7 of its group. That is how mma.sync m16n8k16 wants its first operand.
 
     words  [E, tiles, parts, loads, 32, 4] i32
-    scales [E, tiles, parts, ceil(loads / 4), 32, 4] u8: of groups 2 * q and 2 * q + 1 of eight
+    scales [E, tiles, parts, ceil(loads / 4), 32] i32: a lane's four bytes, of groups 2 * q and
+           2 * q + 1 of eight, in the order of the words
 
 In each half of a word, of elements 2 * j and 2 * j + 1 the magnitudes lie where a shift by
 SHIFTS brings them to bits 8..6 and the signs to bit 15: E2M1 as a (subnormal) bf16, times
@@ -147,7 +148,8 @@ def _tiles(codes: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]
     words = torch.unflatten(words, 5, (split.loads, 2)).permute(0, 1, 4, 5, 3, 7, 2, 6)
     scales = _dealt(scale[..., None], split, 8 * split.octets)[..., 0]
     scales = torch.unflatten(scales, -1, (split.octets, 4, 2)).permute(0, 1, 4, 5, 3, 6, 2, 7)
-    return tuple(t.flatten(4, 5).flatten(5, 6).contiguous() for t in (words, scales))
+    words, scales = (t.flatten(4, 5).flatten(5, 6).contiguous() for t in (words, scales))
+    return words, scales.view(torch.int32)[..., 0]
 
 
 def _dealt(values: torch.Tensor, split: Split, held: int) -> torch.Tensor:

@@ -122,7 +122,9 @@ def gate_up(
     split = Split(latent)
     options |= {**_split(split), "EXACT": exactly(z), "num_warps": split.parts}
     options |= {"maxnreg": config.registers}
-    _gate_up_tiles[grid](z, slots.ids, matrix, scales, hidden, *experts, **options)
+    _gate_up_tiles[grid](
+        z, slots.ids, matrix, scales.view(torch.uint8), hidden, *experts, **options
+    )
     return hidden
 
 
@@ -150,7 +152,7 @@ def down(
     at_once = min(_slots_at_once(width, chosen, config), max(MAX_WARPS // split.parts, 1))
     options |= {**_split(split), "EXACT": exactly(hidden), "SLOTS": at_once}
     options |= {"num_warps": at_once * split.parts, "maxnreg": config.registers}
-    _down_tiles[(latent // 16, tokens)](*given, scales, y, *experts, **options)
+    _down_tiles[(latent // 16, tokens)](*given, scales.view(torch.uint8), y, *experts, **options)
     return y
 
 

@@ -173,7 +173,7 @@ def product(
         split = Split(depth)
         options |= {"PARTS": split.parts, "GROUPS": split.groups_per_part}
         options |= {"LOADS": split.loads, "OCTETS": split.octets, "EXACT": exactly(x)}
-        _tiles_product[grid](x, *lists, matrix, scales, out, tokens, **options)
+        _tiles_product[grid](x, *lists, matrix, scales.view(torch.uint8), out, tokens, **options)
     return out
 
 
