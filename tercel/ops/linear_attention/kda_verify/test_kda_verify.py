@@ -14,7 +14,7 @@ from tercel.contract.check import (
     check_sequence,
     draw,
 )
-from tercel.ops._lib.kda import HEAD
+from tercel.ops._lib.kda import HEAD, SMALL_HEAD
 from tercel.ops.linear_attention.kda_commit import kda_commit
 from tercel.ops.linear_attention.kda_decode import kda_decode
 from tercel.ops.linear_attention.kda_verify import CONTRACT, kda_verify
@@ -206,6 +206,8 @@ def test_control_drafts_committed():
 
 @interpreted
 class TestTriton:
+    ONE = Cell("", R=2, width=2, H=1, D=2, SLOTS=4, lower_bound=-5.0, **SMALL_HEAD)
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("cell", [SMALL, DECODE], ids=str)
     def test_cells(self, cell, dtype):
@@ -216,10 +218,10 @@ class TestTriton:
         check_cell(kda_verify, cell, "triton", dtype=torch.bfloat16)
 
     def test_sequence(self):
-        check_sequence(kda_verify, SMALL, "triton", steps=2)
+        check_sequence(kda_verify, self.ONE, "triton", steps=3)
 
     def test_replay(self):
-        check_replay(kda_verify, SMALL, "triton")
+        check_replay(kda_verify, self.ONE, "triton")
 
     def test_scratch_is_written_before_it_is_read(self, monkeypatch):
         """What torch.empty returns holds NaN."""
@@ -230,7 +232,7 @@ class TestTriton:
 
         from tercel.ops.linear_attention.kda_verify import kernel_triton
 
-        arguments = draw(kda_verify, SMALL, dtype=torch.float32)
+        arguments = draw(kda_verify, self.ONE, dtype=torch.float32)
         monkeypatch.setattr(kernel_triton.torch, "empty", poisoned)
         assert kda_verify.using("triton")(**arguments).isfinite().all()
 
