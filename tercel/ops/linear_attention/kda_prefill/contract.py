@@ -113,13 +113,15 @@ CONTRACT = Contract(
     ),
     tolerance={
         "o": Tolerance(
-            element_ulps=8,
+            element_ulps=32,
             rms_ulps=2,
             fp32_element_ulps=256,
             fp32_rms_ulps=6,
             why="sums over K and over a chunk's tokens in another order; errors pass from token to "
             "token without growing. A row may be a small rest of large terms: the naive form "
-            "itself reaches 160 there in fp32; in lower precision the last rounding dominates",
+            "itself reaches 160 there in fp32. In bf16 a chunk's scores are rounded before they "
+            "meet v, and among a million rows some are a tenth of their terms; the rms, which is "
+            "that of the last rounding, shows anything that is wrong in more than a few rows",
         ),
         "state": Tolerance(
             element_ulps=8,
