@@ -16,7 +16,9 @@ def write(path: Path, name: str, result: dict[str, Any]) -> None:
     """Replaces the entry `name` of the results file `path`, which may not exist yet."""
     entries = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     entries[name] = {
-        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", _module(), *sys.argv[1:]]).replace(
+            str(path), path.name
+        ),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
         "versions": tool_versions(),

@@ -197,7 +197,18 @@ def _syntax(module: str) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             node.body = [item for item in node.body if not _is_text(item)] or [ast.Pass()]
-    return ast.dump(tree)
+    return _text(tree)
+
+
+def _text(part: Any) -> str:
+    """Like ast.dump, but alike in every version of Python: fields that a later one has added are
+    empty in this source, and empty fields are left out."""
+    if isinstance(part, list):
+        return f"[{', '.join(map(_text, part))}]"
+    if not isinstance(part, ast.AST):
+        return repr(part)
+    filled = [(name, value) for name, value in ast.iter_fields(part) if value not in (None, [])]
+    return f"{type(part).__name__}({', '.join(f'{name}={_text(value)}' for name, value in filled)})"
 
 
 def _is_text(node: ast.stmt) -> bool:
