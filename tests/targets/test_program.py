@@ -59,7 +59,8 @@ def test_every_site_is_bound_in_every_step_class():
 
 
 def test_generic_falls_to_portable_and_says_why():
-    bound = bind(generic("tp1"), Arch.SM_90)[StepClass.DECODE]["o_proj"]
+    """A prefill's projections have no kernel."""
+    bound = bind(generic("tp1"), Arch.SM_90)[StepClass.PREFILL]["o_proj"]
     assert bound.implementation is bound.op.portable
     assert bound.reason.startswith("nothing else serves on sm_90")
 

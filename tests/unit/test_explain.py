@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from tercel.cli import main
 from tercel.cli.explain import app
+from tercel.contract.receipt import Status
 
 NANO = "checkpoints/nano"
 ROOT = Path(__file__).parents[2]
@@ -82,7 +83,8 @@ def test_published_names_need_no_checkpoint():
     assert described["weight_bytes"] > 90e9
 
 
-def test_require_refuses_a_target_whose_decode_sites_are_portable(capsys):
+def test_require_refuses_a_target_whose_decode_sites_are_portable(capsys, monkeypatch):
+    monkeypatch.setattr("tercel.targets.binding.status", lambda *_, **__: Status.UNTESTED)
     arguments = ["explain", "kimi_linear_48b", "--arch", "sm_90", "--device", "cpu"]
     assert main([*arguments, "--mode", "require"]) == 1
     text = capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_inspect_lists_problems_and_fails(capsys, kimi_k3):
         (["checkpoint", "make-tiny", "x", "--set", "a.b=1"], 1, "has no object 'a'"),
         (["checkpoint", "make-tiny", "x", "--set", "extra=1"], 1, "extra=1 is unknown"),
         (["checkpoint", "make-tiny", "x", "--set", "num_hidden_layers=a"], 1, "num_hidden_layers"),
-        (["checkpoint", "make-tiny", "/proc/x"], 1, "error: /proc/x: No such file or directory"),
+        (["checkpoint", "make-tiny", "/proc/x"], 1, "error: /proc/x: making a checkpoint failed"),
         (["checkpoint", "make-tiny", "x", "--shards", "0"], 2, "--shards"),
         (["checkpoint", "inspect"], 2, "Missing argument"),
         (["no-such-command"], 2, "No such command"),

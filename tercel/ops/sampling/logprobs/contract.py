@@ -63,9 +63,10 @@ CONTRACT = Contract(
     tolerance=Tolerance(
         element_ulps=2,
         rms_ulps=2,
-        fp32_element_ulps=40,
-        fp32_rms_ulps=40,
-        why="a difference and a logarithm in fp32, of an fp32 sum over the vocabulary; ids and "
+        fp32_element_ulps=128,
+        fp32_rms_ulps=128,
+        why="a difference and a logarithm in fp32, of an fp32 sum over the vocabulary: torch adds "
+        "163,840 terms of one sign in a few chains, which costs up to 53 ulps of the sum; ids and "
         "ranks are exact",
     ),
 )
