@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tercel.core.drafter import DrafterConfig, Embedding, GqaShape
+from tercel.core.drafter import DrafterConfig
 from tercel.core.drafter_formats import drafter_config
-from tercel.reference import drafter as reference
 
 VECTORS = Path(__file__).parent / "vectors"
 
@@ -125,35 +124,6 @@ K3_DSPARK: dict[str, Any] = {
         "mscale_all_dim": 1.0,
     },
 }
-
-
-def reference_config(c: DrafterConfig, embedding: Embedding = Embedding.TARGET) -> reference.Config:
-    """What the reference is built from, of a drafter whose blocks take `embedding`."""
-    shape = c.attention
-    if isinstance(shape, GqaShape):
-        attention: dict[str, Any] = {
-            "attention": "gqa",
-            "num_attention_heads": shape.num_heads,
-            "num_key_value_heads": shape.num_kv_heads,
-            "head_dim": shape.head_dim,
-        }
-    else:
-        attention = {"attention": "mla", "num_attention_heads": shape.num_heads}
-        attention |= {k: v for k, v in vars(shape).items() if k != "num_heads"}
-    yarn = None if c.rope.yarn is None else reference.Yarn(**vars(c.rope.yarn))
-    names = """hidden_size vocab_size num_hidden_layers intermediate_size rms_norm_eps windows
-        window_from_anchor causal target_hidden_size fc_norm block_size anchor_predicts
-        mask_token_id markov_rank confidence_head confidence_with_markov""".split()
-    return reference.Config(
-        **{name: getattr(c, name) for name in names},
-        **attention,
-        rope_theta=c.rope.theta,
-        rope_interleaved=c.rope.interleaved,
-        yarn=yarn,
-        tap_ids=c.taps,
-        tap_stream=c.tap_stream.value,
-        embedding=embedding.value,
-    )
 
 
 def read_vector(name: str) -> tuple[DrafterConfig, dict[str, torch.Tensor], dict[str, Any]]:

@@ -15,8 +15,9 @@ from tercel.core.drafter import Embedding
 from tercel.reference import drafter, kimi_k3
 from tercel.reference.drafter import Config, Drafter, Taps, rotate, softmax_scale
 from tercel.reference.weights import init_weights
-from tests.drafters import read_vector, reference_config, reference_state
+from tests.drafters import read_vector, reference_state
 from tests.reference.test_kimi_k3 import CONFIGS
+from training.dspark.drafter import reference_config
 
 VECTORS = {"drafter_gqa": Embedding.TARGET, "drafter_mla": Embedding.OWN}
 S, G, VOCABULARY = 21, 5, 64

@@ -28,7 +28,8 @@ from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.drafter import dummy_drafter, load_drafter
 from tercel.weights.tiny import tiny_config
 from tercel.weights.tiny_drafter import tiny_drafter_config, write_random_drafter
-from tests.drafters import read_vector, reference_config, reference_state
+from tests.drafters import read_vector, reference_state
+from training.dspark.drafter import reference_config
 
 PAGE, PAGES, V = 4, 40, 64
 CPU = torch.device("cpu")

@@ -25,8 +25,8 @@ from tercel.reference.drafter import Drafter, Taps
 from tercel.reference.kimi_k3 import Model
 from tercel.runtime.chat import encode, render
 from tercel.runtime.tokenizer import Tokenizer
-from tests.drafters import reference_config
 from tests.targets.models import reference_in
+from training.dspark.drafter import reference_config
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 CHUNK = 2000

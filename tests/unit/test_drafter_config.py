@@ -12,7 +12,8 @@ from tercel.core.rope import Rope, Yarn
 from tercel.errors import ConfigError
 from tercel.reference.drafter import inverse_frequencies, rotation_scale, softmax_scale
 from tercel.weights.published import published_config
-from tests.drafters import K3_DSPARK, SPECFORGE, SPECULATORS, reference_config
+from tests.drafters import K3_DSPARK, SPECFORGE, SPECULATORS
+from training.dspark.drafter import reference_config
 
 PUBLISHED = {"specforge": SPECFORGE, "speculators": SPECULATORS, "k3_dspark": K3_DSPARK}
 
