@@ -9,6 +9,7 @@ from tercel.errors import ContractError
 from tercel.ops._lib.kda import HEAD, SMALL_HEAD
 from tercel.ops.linear_attention.kda_decode import kda_decode
 from tercel.ops.linear_attention.kda_verify import kda_verify
+from tests.poison import poisoned_memory
 
 pytestmark = pytest.mark.gpu
 
@@ -49,14 +50,10 @@ def test_rows_do_not_depend_on_their_neighbours(op, rows):
 
 
 @pytest.mark.parametrize("op", [kda_decode, kda_verify], ids=str)
-def test_memory_that_nobody_wrote_is_not_read(op, monkeypatch):
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    torch.use_deterministic_algorithms(True)
-    try:
+def test_memory_that_nobody_wrote_is_not_read(op):
+    with poisoned_memory():
         arguments = draw(op, cell_of(op, 6, -5.0), dtype=torch.bfloat16, device="cuda")
         assert op.using("triton")(**arguments).isfinite().all()
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_refuses_heads_that_are_no_power_of_two():

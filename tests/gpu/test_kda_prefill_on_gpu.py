@@ -8,21 +8,11 @@ from tercel.contract.check import check_cell, check_replay, check_sequence, draw
 from tercel.contract.compare import measure
 from tercel.ops.linear_attention.kda_prefill import kda_prefill
 from tercel.ops.linear_attention.kda_prefill import reference as naive
+from tests.poison import poison_new_empty
 
 pytestmark = pytest.mark.gpu
 
 CELL = Cell("varlen", H=6, K=128, V=128, SLOTS=9, g_min=-0.5, cu_seqlens=(0, 1, 900, 1500))
-
-
-def _poisoned(monkeypatch):
-    """Memory that a call allocates holds NaN."""
-    new_empty = torch.Tensor.new_empty
-
-    def poisoned(self, *shape, **options):
-        fresh = new_empty(self, *shape, **options)
-        return fresh.fill_(torch.nan) if fresh.is_floating_point() else fresh
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
 
 
 @pytest.mark.parametrize("least", [-60.0, -5.0, -0.1, -3e-3, -1e-5])
@@ -41,7 +31,7 @@ def test_decays(least):
 
 
 def test_memory_that_was_not_written_is_not_read(monkeypatch):
-    _poisoned(monkeypatch)
+    poison_new_empty(monkeypatch)
     check_cell(kda_prefill, CELL, "triton", dtype=torch.bfloat16, device="cuda")
 
 

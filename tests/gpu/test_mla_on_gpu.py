@@ -1,7 +1,5 @@
 """What cells do not show of the MLA kernels: bits, neighbours, scratch, lengths that change."""
 
-from contextlib import contextmanager
-
 import pytest
 import torch
 
@@ -11,6 +9,7 @@ from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_decode.contract import HEAD
 from tercel.ops.attention.mla_prefill import mla_prefill
 from tercel.ops.attention.mla_prefill.contract import HEAD as EXPANDED
+from tests.poison import poisoned_memory
 
 pytestmark = pytest.mark.gpu
 
@@ -23,16 +22,6 @@ CALLS = [(mla_decode, ROWS), (mla_decode, CODES), (mla_prefill, SEQUENCES)]
 
 def arguments(op, cell):
     return draw(op, cell, dtype=torch.bfloat16, device="cuda")
-
-
-@contextmanager
-def poisoned_memory():
-    """Fresh memory is NaN."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize(("op", "cell"), CALLS, ids=["decode", "decode-fp8", "prefill"])

@@ -16,6 +16,7 @@ from tercel.errors import CheckFailed, ContractError
 from tercel.ops.linear_attention.kda_prefill import CONTRACT, kda_prefill
 from tercel.ops.linear_attention.kda_prefill import reference as naive
 from tests.interpreter import INTERPRETED, REASON
+from tests.poison import poison_new_empty
 
 CELL = CONTRACT.cells[0]
 SMALL = Cell("small", H=2, K=16, V=16, SLOTS=3, g_min=-3.0, cu_seqlens=(0, 30))
@@ -179,17 +180,6 @@ def _check(cell, run, **options):
     return check_cell(probe, cell, "probe", **{"dtype": torch.bfloat16, **options})
 
 
-def _poisoned(monkeypatch):
-    """Memory that a call allocates holds NaN."""
-    new_empty = torch.Tensor.new_empty
-
-    def poisoned(self, *shape, **options):
-        fresh = new_empty(self, *shape, **options)
-        return fresh.fill_(torch.nan) if fresh.is_floating_point() else fresh
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
-
-
 @pytest.mark.skipif(not INTERPRETED, reason=REASON)
 class TestTriton:
     """The kernels, interpreted, at small heads."""
@@ -199,11 +189,11 @@ class TestTriton:
         check_cell(kda_prefill, CONTRACT.cells[2], "triton", dtype=dtype)
 
     def test_memory_that_was_not_written_is_not_read(self, monkeypatch):
-        _poisoned(monkeypatch)
+        poison_new_empty(monkeypatch)
         check_cell(kda_prefill, CHUNKED, "triton", dtype=torch.bfloat16)
 
     def test_segments(self, monkeypatch):
-        _poisoned(monkeypatch)
+        poison_new_empty(monkeypatch)
 
         def run(**arguments):
             return _chunked(arguments, chunk=16, segment_chunks=4)
