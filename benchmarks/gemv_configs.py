@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
+from tercel.contract.bench import COLD_BYTES
 from tercel.contract.compare import measure
 from tercel.contract.timing import copy_bandwidth, in_graph, interleave
 from tercel.ops._lib.kernel_gemv import FEW_TOKENS, HELD_DEPTH, Config, choose, launch
 
-COLD_BYTES = 192 << 20
 PROCESSES = 14
 SHOWN = 4
 ULPS = 2.0

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from tercel.contract import Cell
+from tercel.contract.bench import COLD_BYTES
 from tercel.contract.check import draw
 from tercel.contract.compare import measure
 from tercel.contract.timing import Work, copy_bandwidth, in_graph, interleave
@@ -25,7 +26,6 @@ from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_decode.bench import BENCH, flash_mla
 from tercel.ops.attention.mla_decode.kernel_triton import Config, Merge, _Where, attend, merge
 
-COLD_BYTES = 192 << 20
 SHOWN = 6
 ULPS = 2.0
 Arguments = dict[str, Any]
