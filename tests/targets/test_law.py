@@ -60,20 +60,11 @@ def undecided() -> list[int]:
     return encode(Tokenizer.load(CHECKPOINTS / "nano"), segments)[:184]
 
 
-class AfterOne:
-    """Rows [V] of the target after the text and one more token, run once per token."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, torch.Tensor] = {}
-
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        target, _, text = models()
-        missing = sorted({*tokens.tolist()} - self._rows.keys())
-        for start in range(0, len(missing), 16):
-            some = missing[start : start + 16]
-            rows = target(torch.tensor([[*text, token] for token in some]))[:, -1].float()
-            self._rows.update(zip(some, rows, strict=True))
-        return torch.stack([self._rows[token] for token in tokens.tolist()])
+@cache
+def after(token: int) -> torch.Tensor:
+    """[V] what the target says after the text and one more token."""
+    target, _, text = models()
+    return target(torch.tensor([[*text, token]]))[0, -1].float()
 
 
 @torch.inference_mode()
@@ -89,8 +80,12 @@ def two_tokens(rounds: int, rule: str, reuse: bool) -> tuple[torch.Tensor, torch
     hidden = drafter(seen, torch.tensor([[text[-1]]]), where, 2, embed)[0, 0]
     base = torch.nn.functional.linear(hidden, head)
     law = first.double().softmax(-1)
-    common = law * rounds >= 1
-    after, size, accepted = AfterOne(), len(first), 0
+    common = law * rounds >= 5
+    size, accepted = len(first), 0
+    # After a rarer token anything may come: it is not looked at.
+    second = first.repeat(size, 1)
+    for token in common.nonzero()[:, 0].tolist():
+        second[token] = after(token)
     counts = torch.zeros(size * size)
     for start in range(0, rounds, CHUNK):
         seeds = torch.arange(start, start + CHUNK)
@@ -109,7 +104,7 @@ def two_tokens(rounds: int, rule: str, reuse: bool) -> tuple[torch.Tensor, torch
         if reuse:
             number = uniform(seeds, positions, int(Stream.ACCEPT))
             drafts[:, 0] = draw(proposed[::2].double().softmax(-1), number)
-        rows = after(drafts[:, 0])
+        rows = second[drafts[:, 0]]
         # What comes after the second guess is not looked at: any row serves.
         logits = torch.stack((first.expand(CHUNK, -1), rows, rows), 1).flatten(0, 1)
         kept, count, _ = accept(
@@ -127,16 +122,15 @@ def two_tokens(rounds: int, rule: str, reuse: bool) -> tuple[torch.Tensor, torch
             rule=rule,
             filtered=False,
         )
-        one, second = kept[:, 0], kept[:, 1]
-        # The next round gives the second token where this one ended with the first. After a rare
-        # first token it is not looked at.
-        ended = (count == 0) & common[one]
-        second[ended] = torch.multinomial(after(one[ended]).softmax(-1), 1)[:, 0]
-        second[~common[one]] = 0
-        counts += torch.bincount(one * size + second, minlength=len(counts))
+        one, two = kept[:, 0], kept[:, 1]
+        # The next round gives the second token where this one ended with the first.
+        ended = count == 0
+        two[ended] = torch.multinomial(second[one[ended]].softmax(-1), 1)[:, 0]
+        two[~common[one]] = 0
+        counts += torch.bincount(one * size + two, minlength=len(counts))
         accepted += int(count.sum())
     chances = torch.zeros(size, size, dtype=torch.float64)
-    chances[common] = law[common, None] * after(common.nonzero()[:, 0]).double().softmax(-1)
+    chances[common] = law[common, None] * second[common].double().softmax(-1)
     chances[~common, 0] = law[~common]
     return counts, chances.flatten(), accepted / rounds
 
