@@ -34,8 +34,8 @@ def fused_recurrent(
     width: int = 1,
     **others: Any,
 ) -> Work:
-    """fla's recurrence alone, `width` tokens a row, the states in place one after the other whatever
-    the slots; reads the bytes of qkv in another order."""
+    """fla's recurrence alone, `width` tokens a row, the states in place one after the other
+    whatever the slots; reads the bytes of qkv in another order."""
     from fla.ops.kda.fused_recurrent import fused_recurrent_kda_fwd
 
     _, heads, v_dim, k_dim = recurrent.shape
@@ -72,7 +72,7 @@ def chunk_kda(
     cu_seqlens: tuple[int, ...],
     **_: Any,
 ) -> Work:
-    """fla's chunks of a sequence, on copies of the states; its final states stay outside the pool."""
+    """fla's, on copies of the states; its final states stay outside the pool."""
     from fla.ops.kda import chunk_kda
 
     q, k, v = _heads(qkv, state)
@@ -99,8 +99,9 @@ def flash_kda(
 ) -> Work:
     """FlashKDA, gate included, on copies of the states; final states stay outside the pool.
 
-    Its launcher is called by its symbol, since the binding of the published wheel takes no tensor of
-    another torch than its own: `b` is transposed and the workspace allocated in each call, as there.
+    Its launcher is called by its symbol, since the binding of the published wheel takes no tensor
+    of another torch than its own. As there, `b` is transposed and the workspace allocated in each
+    call.
     """
     launch = _flash_kda_launcher()
     tokens, heads, _ = g.shape
@@ -161,6 +162,6 @@ def _heads(qkv: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 @cache
 def _bounds(cu_seqlens: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """One tensor for all calls: fla reads a tensor of bounds that it does not know on the host, which
-    a capture forbids."""
+    """One tensor for all calls: fla reads bounds that it does not know yet on the host, which a
+    capture forbids."""
     return torch.tensor(cu_seqlens, device=device)
