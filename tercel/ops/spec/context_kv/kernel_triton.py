@@ -12,8 +12,8 @@ from triton.language.extra import cuda
 from tercel.ops._lib.kernel_rotary import norm_rotate
 
 TOKENS = 16
-STEP = 256
-"""Input channels per tile."""
+TILE = 1 << 14
+"""Elements of a tile of the weight."""
 
 
 def context_kv(
@@ -48,7 +48,7 @@ def context_kv(
         N=hidden,
         D=dim,
         BATCH=TOKENS,
-        STEP=min(triton.next_power_of_2(hidden), STEP),
+        STEP=min(triton.next_power_of_2(hidden), TILE // dim),
         INTERLEAVED=interleaved,
         num_warps=4,
         num_stages=4,
@@ -103,7 +103,7 @@ def _write_head(
     y = sums.to(w.dtype)
     if part < heads:  # keys come first
         turned = norm_rotate(
-            y, norm, frequency, position, eps, rope_scale, BATCH, D, INTERLEAVED
+            y, norm[None, :], frequency, position, eps, rope_scale, BATCH, D, INTERLEAVED
         )
         y = turned.to(w.dtype)
     here = pages + ((layer * slots + slot) * (2 * heads) + part)[:, None] * D + d[None, :]
