@@ -230,8 +230,10 @@ def _gate_up_slot(
     tile = expert.to(tl.int64) * (WIDTH // 8) + column
     held = tile_words(words + tile * (PARTS * LOADS * 128) + lane, LOADS, None)
     held_scales = tile_scales(scales + tile * (PARTS * OCTETS * 128) + scale_lane, OCTETS, None)
+    # z is the previous kernel's. Where the wait is over, it keeps loads of weights from being moved
+    # behind what is done with the first of them.
+    cuda.gdc_wait()
     if EARLY:
-        cuda.gdc_wait()  # z is the previous kernel's
         cuda.gdc_launch_dependents()
     token = slot // CHOSEN + tl.zeros_like(row)[:, None]
     x_scale = z_scale
