@@ -54,7 +54,8 @@ _SETTLE_S = 1.0
 """Time to hear from the other ranks after one has failed, so that the cause is told from its
 consequences."""
 _REPORT_S = 1.0
-"""How often ranks that others wait for are named."""
+"""How often the ranks that others wait for are named: those that have been quiet for longest, give
+or take as much."""
 _LINGER_MS = 2000
 _EXIT_S = 5.0
 """Time for ranks to end in good order before they are killed."""
@@ -175,9 +176,11 @@ class Ranks:
             oldest = now - self._config.rank_deadline_s
             if late := [rank for rank in missing if self._heard[rank] < oldest]:
                 raise self._fail(phase, late=late)
-            if now - reported > _REPORT_S:
-                quiet = [rank for rank in missing if arrived or self._heard[rank] < reported]
-                self._waiting = f"waiting for {name_ranks(quiet)} {phase}" if quiet else ""
+            if missing and now - reported > _REPORT_S:
+                quiet_since = min(self._heard[rank] for rank in missing)
+                quiet = [rank for rank in missing if self._heard[rank] < quiet_since + _REPORT_S]
+                is_late = arrived or quiet_since < reported
+                self._waiting = f"waiting for {name_ranks(quiet)} {phase}" if is_late else ""
                 reported = now
                 self._show_progress()
         return arrived
