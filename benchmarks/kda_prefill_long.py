@@ -15,7 +15,7 @@ import torch
 
 from tercel.contract.compare import measure
 from tercel.contract.timing import copy_bandwidth, in_graph, interleave
-from tercel.ops.linear_attention.kda_prefill.bench import fla
+from tercel.ops._lib.kda_peers import chunk_kda, flash_kda
 from tercel.ops.linear_attention.kda_prefill.kernel_triton import kda_prefill
 
 EIGHT = tuple(range(0, 8193, 1024))
@@ -77,10 +77,11 @@ def main() -> None:
             print(f"wrong: {heads} heads, {bounds}: {wrong:.2f} ulps")
             continue
         calls = {"triton": partial(kda_prefill, **arguments)}
-        try:
-            calls["fla"] = fla(**arguments)
-        except ImportError:
-            print("fla is not installed")
+        for name, peer in {"fla": chunk_kda, "FlashKDA": flash_kda}.items():
+            try:
+                calls[name] = peer(**arguments)
+            except ImportError as missing:
+                print(f"{name} not run ({missing.name} is not installed)")
         graphs = {name: in_graph([call] * CALLS) for name, call in calls.items()}
         times = interleave(graphs, rounds=8, device="cuda")
         shown = ", ".join(f"{name} {t.per(CALLS).median_us:.0f}" for name, t in times.items())

@@ -37,7 +37,7 @@ PAGE = Path(__file__).parents[1] / "docs/compiled.md"
 TARGETS = {Arch.SM_90: 90, Arch.SM_100: 100, Arch.SM_103: 103, Arch.SM_107: 107}
 MAY_SPILL = {
     "_select": 1664,
-    "_prepare": 512,
+    "prepare": 512,
     "_attend_parts": 256,
     "_down_tiles": 72,
     "_gate_up_tiles": 64,

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -44,7 +45,12 @@ def in_graph(calls: Sequence[Work], *, device: str = "cuda") -> Work:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    return graph.replay
+    return partial(_replay, graph, tuple(calls))
+
+
+def _replay(graph: torch.cuda.CUDAGraph, calls: Sequence[Work]) -> None:
+    """A graph knows addresses only: with `calls` their arguments stay where they are."""
+    graph.replay()
 
 
 def interleave(

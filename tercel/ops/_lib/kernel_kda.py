@@ -23,6 +23,36 @@ def log_decay(f, rate, bias, bound, BOUNDED: tl.constexpr):
 
 
 @triton.jit
+def head_channels(head, H, K: tl.constexpr, V: tl.constexpr):
+    """Channels of a head's query, key and value in q|k|v."""
+    query = head * K + tl.arange(0, K)
+    return query, H * K + query, 2 * H * K + head * V + tl.arange(0, V)
+
+
+@triton.jit
+def head_taps(weight, channels, channel_stride, tap_stride, W: tl.constexpr):
+    """The convolution's weights of a head's query, key and value channels."""
+    return (
+        taps(weight, channels[0], channel_stride, tap_stride, W),
+        taps(weight, channels[1], channel_stride, tap_stride, W),
+        taps(weight, channels[2], channel_stride, tap_stride, W),
+    )
+
+
+@triton.jit
+def head_token(
+    rows, weights, f, b, rate, bias, bound, L2_EPS, W: tl.constexpr, BOUNDED: tl.constexpr
+):
+    """(q, k, v, log decay, beta) of tokens from raw rows and taps of query, key and value."""
+    K: tl.constexpr = rows[0][0].shape[len(rows[0][0].shape) - 1]
+    q = l2_normalize(convolve(rows[0], weights[0], W), L2_EPS) * (K**-0.5)
+    k = l2_normalize(convolve(rows[1], weights[1], W), L2_EPS)
+    v = convolve(rows[2], weights[2], W)
+    g = log_decay(f, rate, bias, bound, BOUNDED)
+    return q, k, v, g, sigmoid(b.to(tl.float32))
+
+
+@triton.jit
 def taps(weight, channel, channel_stride, tap_stride, W: tl.constexpr):
     """The convolution's W weights of `channel`, oldest first."""
     held = ()

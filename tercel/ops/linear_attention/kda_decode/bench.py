@@ -3,7 +3,7 @@
 from tercel.contract import Cell
 from tercel.contract.bench import Bench, Goal
 from tercel.ops._lib.kda import HEAD
-from tercel.ops._lib.kda_peers import fla
+from tercel.ops._lib.kda_peers import fused_recurrent
 
 TP16 = ("tp16_moetp4ep4", "tp16_moetp16ep1")
 GOALS = {(6, 1): 4.5, (6, 8): 6.0, (6, 64): 16.0, (96, 8): 30.0, (96, 64): 230.0}
@@ -24,6 +24,6 @@ BENCH = Bench(
         *(cell("K3, all heads", ("tp1",), 96, rows) for rows in (8, 64)),
         cell("Kimi-Linear", ("tp1",), 32, 8, bound=None),
     ),
-    peers={"fla, recurrence alone": fla},
+    peers={"fla, recurrence alone": fused_recurrent},
     goals=tuple(Goal(us, H=heads, R=rows) for (heads, rows), us in GOALS.items()),
 )

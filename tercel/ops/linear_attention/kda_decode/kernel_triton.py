@@ -17,13 +17,12 @@ from triton.language.extra import cuda
 
 from tercel.ops._lib.kda import Tiles, choose_tiles
 from tercel.ops._lib.kernel_kda import (
-    convolve,
-    l2_normalize,
-    log_decay,
+    head_channels,
+    head_taps,
+    head_token,
     past_rows,
     sigmoid,
     store_rows,
-    taps,
 )
 from tercel.ops.linear_attention.kda_prefill.reference import L2_EPS
 
@@ -131,16 +130,12 @@ def _decode(
     C = H * (2 * K + V)
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    key = tl.arange(0, K)
     value = tl.arange(0, V)
-    q_channel = head * K + key
-    k_channel = H * K + q_channel
-    v_channel = 2 * H * K + head * V + value
+    own = head_channels(head, H, K, V)
+    q_channel, k_channel, v_channel = own
 
     cuda.gdc_launch_dependents()
-    q_taps = taps(conv_weight, q_channel, channel_stride, tap_stride, W)
-    k_taps = taps(conv_weight, k_channel, channel_stride, tap_stride, W)
-    v_taps = taps(conv_weight, v_channel, channel_stride, tap_stride, W)
+    weights = head_taps(conv_weight, own, channel_stride, tap_stride, W)
     bias = tl.load(dt_bias + q_channel)
     rate = tl.exp(tl.load(A_log + head))
     gain = tl.load(o_norm + value)
@@ -157,8 +152,8 @@ def _decode(
     q_rows = past_rows(window, q_channel, C, W) + (tl.load(qkv + q_channel),)  # noqa: RUF005
     k_rows = past_rows(window, k_channel, C, W) + (tl.load(qkv + k_channel),)  # noqa: RUF005
     v_rows = past_rows(window, v_channel, C, W) + (tl.load(qkv + v_channel),)  # noqa: RUF005
-    raw_decay = tl.load(f + row * f_stride + q_channel)
-    strength = sigmoid(tl.load(b + row * b_stride + head).to(tl.float32))
+    raw_g = tl.load(f + row * f_stride + q_channel)
+    raw_beta = tl.load(b + row * b_stride + head)
     opening = tl.load(gate + row * gate_stride + head * V + value).to(tl.float32)
     state = recurrent + (slot * H + head) * (V * K)
     ahead = _load_tile(state, K, TILE, PARTS)
@@ -169,15 +164,16 @@ def _decode(
     store_rows(window, k_rows, k_channel, C, W)
     store_rows(window, v_rows, v_channel, C, W)
 
-    q = l2_normalize(convolve(q_rows, q_taps, W), L2_EPS) * (K**-0.5)
-    k = l2_normalize(convolve(k_rows, k_taps, W), L2_EPS)
-    values = convolve(v_rows, v_taps, W).to(tl.float32)
-    decay = tl.exp(log_decay(raw_decay, rate, bias, lower_bound, BOUNDED))
+    rows = (q_rows, k_rows, v_rows)
+    q, k, v, g, beta = head_token(
+        rows, weights, raw_g, raw_beta, rate, bias, lower_bound, L2_EPS, W, BOUNDED
+    )
+    values = v.to(tl.float32)
     overlap = tl.sum(q * k)
     q, k, decay = (
         _split_keys(q, K, PARTS),
         _split_keys(k, K, PARTS),
-        _split_keys(decay, K, PARTS),
+        _split_keys(tl.exp(g), K, PARTS),
     )
 
     squares = tl.zeros((TILE,), tl.float32)
@@ -186,7 +182,7 @@ def _decode(
         tile = ahead * decay
         if start + TILE < V:
             ahead = _load_tile(state + (start + TILE) * K, K, TILE, PARTS)
-        error = strength * (_slice(values, start, TILE) - _over_keys(tile * k))
+        error = beta * (_slice(values, start, TILE) - _over_keys(tile * k))
         o = _over_keys(tile * q) + error * overlap
         _store_tile(state + start * K, tile + error[None, :, None] * k, K, TILE, PARTS)
         squares += o * o

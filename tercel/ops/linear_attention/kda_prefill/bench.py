@@ -4,13 +4,9 @@ The goals are the better of FlashKDA and fla, measured on an H200 with the gate 
 calls are timed by benchmarks/kda_prefill_long.py: a reference token by token takes minutes there.
 """
 
-from typing import Any
-
-import torch
-
 from tercel.contract import Cell
 from tercel.contract.bench import Bench, Goal
-from tercel.contract.timing import Work
+from tercel.ops._lib.kda_peers import chunk_kda, flash_kda
 
 PROMPT, LONG, BATCH = (0, 1024), (0, 8192), tuple(range(0, 8193, 1024))
 GOALS_US = {
@@ -30,46 +26,8 @@ def cell(heads: int, bounds: tuple[int, ...]) -> Cell:
     return Cell("prompts", LAYOUTS[heads], **sizes, g_min=-1.0, cu_seqlens=bounds)
 
 
-def fla(
-    qkv: torch.Tensor,
-    g: torch.Tensor,
-    b: torch.Tensor,
-    state: torch.Tensor,
-    slots: torch.Tensor,
-    cu_seqlens: tuple[int, ...],
-    **_: Any,
-) -> Work:
-    """On its own copies of the states; its final states stay outside the pool."""
-    from fla.ops.kda import chunk_kda
-
-    _, heads, v_dim, k_dim = state.shape
-    widths = (heads * k_dim, heads * k_dim, heads * v_dim)
-    q, k, v = (x.unflatten(-1, (heads, -1))[None].contiguous() for x in qkv.split(widths, -1))
-    initial = torch.nan_to_num(state[slots])
-    bounds = torch.tensor(cu_seqlens, device=qkv.device)
-
-    @torch.no_grad()
-    def run() -> object:
-        return chunk_kda(
-            q,
-            k,
-            v,
-            g[None],
-            b[None],
-            initial_state=initial,
-            output_final_state=True,
-            use_qk_l2norm_in_kernel=True,
-            use_beta_sigmoid_in_kernel=True,
-            state_v_first=True,
-            cu_seqlens=bounds,
-        )
-
-    run()  # it reads the bounds on the host, once
-    return run
-
-
 BENCH = Bench(
     cells=tuple(cell(heads, bounds) for heads, bounds in GOALS_US),
-    peers={"fla": fla},
+    peers={"fla": chunk_kda, "FlashKDA": flash_kda},
     goals=tuple(Goal(us, H=heads, cu_seqlens=bounds) for (heads, bounds), us in GOALS_US.items()),
 )

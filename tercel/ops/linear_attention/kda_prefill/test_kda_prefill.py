@@ -230,14 +230,14 @@ class TestTriton:
             kda_prefill.using("triton")(**draw(kda_prefill, cell, dtype=torch.bfloat16))
 
     def test_control_decays_that_stop_too_early(self, monkeypatch):
-        from tercel.ops.linear_attention.kda_prefill import kernel_triton as kernels
+        from tercel.ops._lib import kernel_kda_chunk as kernels
 
         monkeypatch.setattr(kernels, "LEAST_DECAY", -1.0)
         with pytest.raises(CheckFailed, match=r"kda_prefill.* (o|state)"):
             check_cell(kda_prefill, CONTRACT.cells[2], "triton", dtype=torch.bfloat16)
 
     def test_control_blocks_that_do_not_meet(self, monkeypatch):
-        from tercel.ops.linear_attention.kda_prefill import kernel_triton as kernels
+        from tercel.ops._lib import kernel_kda_chunk as kernels
 
         meet = kernels._meet
         monkeypatch.setattr(kernels, "_meet", lambda i, j, BLOCK: meet(i, j, BLOCK) & (BLOCK != 8))

@@ -4,7 +4,7 @@ no pending drafts, convolution, records or norm."""
 from tercel.contract import Cell
 from tercel.contract.bench import Bench, Goal
 from tercel.ops._lib.kda import HEAD
-from tercel.ops._lib.kda_peers import fla
+from tercel.ops._lib.kda_peers import fused_recurrent
 
 DRAFTS = {"width": 8, "D": 7}
 
@@ -19,6 +19,6 @@ BENCH = Bench(
         *(cell("K3, a rank of 16", ("tp16_moetp4ep4",), 6, rows) for rows in (1, 8, 64)),
         cell("K3, all heads", ("tp1",), 96, 8),
     ),
-    peers={"fla, recurrence alone": fla},
+    peers={"fla, recurrence alone": fused_recurrent},
     goals=(Goal("best peer"),),
 )

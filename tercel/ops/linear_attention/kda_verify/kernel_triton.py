@@ -19,16 +19,15 @@ from triton.language.extra import cuda
 
 from tercel.ops._lib.kda import Tiles, choose_tiles
 from tercel.ops._lib.kernel_kda import (
-    convolve,
     delta_rule,
-    l2_normalize,
+    head_channels,
+    head_taps,
+    head_token,
     load_keys,
     load_tile,
-    log_decay,
     over_keys,
     sigmoid,
     store_tile,
-    taps,
 )
 from tercel.ops.linear_attention.kda_prefill.reference import L2_EPS
 
@@ -192,14 +191,12 @@ def _verify(
     value = tl.arange(0, V)
     token = tl.arange(0, TOKENS)
     is_token = (token < WIDTH)[:, None]
-    channel = head * K + key
+    own = head_channels(head, H, K, V)
+    q_channel, k_channel, v_channel = own
 
     cuda.gdc_launch_dependents()
-    q_taps = taps(conv_weight, channel, channel_stride, tap_stride, W)
-    k_taps = taps(conv_weight, H * K + channel, channel_stride, tap_stride, W)
-    v_channel = 2 * H * K + head * V + value
-    v_taps = taps(conv_weight, v_channel, channel_stride, tap_stride, W)
-    bias = tl.load(dt_bias + channel)
+    weights = head_taps(conv_weight, own, channel_stride, tap_stride, W)
+    bias = tl.load(dt_bias + q_channel)
     rate = tl.exp(tl.load(A_log + head))
     slot = tl.load(slots + row)
     cuda.gdc_wait()
@@ -234,17 +231,16 @@ def _verify(
 
     window = conv + slot * window_stride
     qkv += first * qkv_stride
-    q_rows = _raw_rows(window, qkv, token, channel, accepted, C, qkv_stride, W, WIDTH)
-    k_rows = _raw_rows(window, qkv, token, H * K + channel, accepted, C, qkv_stride, W, WIDTH)
+    q_rows = _raw_rows(window, qkv, token, q_channel, accepted, C, qkv_stride, W, WIDTH)
+    k_rows = _raw_rows(window, qkv, token, k_channel, accepted, C, qkv_stride, W, WIDTH)
     v_rows = _raw_rows(window, qkv, token, v_channel, accepted, C, qkv_stride, W, WIDTH)
-    raw_g = f + (first + token)[:, None] * f_stride + channel[None, :]
+    raw_g = f + (first + token)[:, None] * f_stride + q_channel[None, :]
     raw_g = tl.load(raw_g, mask=is_token, other=0.0)
     raw_beta = tl.load(b + (first + token) * b_stride + head, mask=token < WIDTH, other=0.0)
-    g = log_decay(raw_g, rate, bias[None, :], lower_bound, BOUNDED)
-    beta = sigmoid(raw_beta.to(tl.float32))
-    q = l2_normalize(convolve(q_rows, q_taps, W), L2_EPS) * (K**-0.5)
-    k = l2_normalize(convolve(k_rows, k_taps, W), L2_EPS)
-    v = convolve(v_rows, v_taps, W)
+    rows = (q_rows, k_rows, v_rows)
+    q, k, v, g, beta = head_token(
+        rows, weights, raw_g, raw_beta, rate, bias[None, :], lower_bound, L2_EPS, W, BOUNDED
+    )
     line = scratch + (D + token) * LINE
     by_key = line[:, None] + key[None, :]
     tl.store(by_key, q, mask=is_token)
@@ -255,8 +251,8 @@ def _verify(
     tl.store(line + OUTPUT + V, beta, mask=token < WIDTH)
 
     tl.debug_barrier()  # the lines are whole; window and records have been read
-    _move_window(window, q_rows, token, channel, C, W, WIDTH)
-    _move_window(window, k_rows, token, H * K + channel, C, W, WIDTH)
+    _move_window(window, q_rows, token, q_channel, C, W, WIDTH)
+    _move_window(window, k_rows, token, k_channel, C, W, WIDTH)
     _move_window(window, v_rows, token, v_channel, C, W, WIDTH)
     if WIDTH > 1:
         is_draft = (token > 0) & (token < WIDTH)
