@@ -98,6 +98,7 @@ class FakeRank:
         self.send(LoadedSome(2, 2))
         self.send(Loaded())
         assert isinstance(self.receive(), Join)
+        self.come_to("join")
         self.send(Joined())
         while not isinstance(message := self.receive(), Close):
             match message:

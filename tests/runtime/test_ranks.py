@@ -59,6 +59,7 @@ def test_steps_go_to_all_ranks_and_tokens_come_from_the_last_stage():
         ("connect", r"not connected yet\) while starting"),
         ("start", r".*\) while starting"),
         ("load", r"here, process \d+\) while loading"),
+        ("join", r"here, process \d+\) while forming the group"),
     ],
 )
 def test_a_rank_killed_before_it_serves(phase, place):
