@@ -98,6 +98,7 @@ def attend(
         heads,
         columns,
         parts,
+        width,
         seen.window or 0,
         *q.stride()[:2],
         *k.stride()[:2],
@@ -107,7 +108,6 @@ def attend(
         scale * LOG2_E,
         turn.eps if turn else 0.0,
         turn.rope_scale if turn else 1.0,
-        WIDTH=width,
         SLOTS=max(triton.next_power_of_2(width), 16),
         GROUP=heads // kv_heads,
         PAGE=k_cache.shape[1],
@@ -135,8 +135,8 @@ def attend(
             heads,
             parts,
             room,
+            width,
             seen.window or 0,
-            WIDTH=width,
             PARTS=triton.next_power_of_2(parts),
             V=v_dim,
             LANES=lanes,
@@ -173,7 +173,7 @@ def _update(scores, hidden, value, most, total, mix):
     return highest, total, mix
 
 
-@triton.jit(do_not_specialize=["tokens", "heads", "columns", "parts", "window"])
+@triton.jit(do_not_specialize=["tokens", "heads", "columns", "parts", "width", "window"])
 def _attend(
     q,  # [tokens, heads, V + REST] act
     k,  # [tokens, KV, V + REST] act
@@ -191,6 +191,7 @@ def _attend(
     heads,
     columns,
     parts,
+    width,
     window,
     q_token,
     q_head,
@@ -207,7 +208,6 @@ def _attend(
     scale,
     eps,
     rope_scale,
-    WIDTH: tl.constexpr,
     SLOTS: tl.constexpr,
     GROUP: tl.constexpr,
     PAGE: tl.constexpr,
@@ -228,7 +228,7 @@ def _attend(
     d = tl.arange(0, V)[None, :]
     slot = row // GROUP
     head = kv * GROUP + row % GROUP
-    real = row < WIDTH * GROUP
+    real = row < width * GROUP
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
     length, first, last = _tiles(context_lens, request, columns * PAGE, window, TOKENS)
@@ -236,12 +236,12 @@ def _attend(
     if part >= live:
         return
 
-    token = request * WIDTH + slot
+    token = request * width + slot
     at = q + token[:, None] * q_token + head[:, None] * q_head
     query = tl.load(at + d, mask=real[:, None], other=0.0)
     own = tl.arange(0, SLOTS)
-    inside = (own < WIDTH)[:, None]
-    its = k + (request * WIDTH + own)[:, None] * k_token + kv * k_head
+    inside = (own < width)[:, None]
+    its = k + (request * width + own)[:, None] * k_token + kv * k_head
     key = tl.load(its + d, mask=inside, other=0.0)
     if q_norm is not None:
         frequency = tl.load(inv_freq + tl.arange(0, V // 2))
@@ -267,14 +267,14 @@ def _attend(
         if REST > 0:
             scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
         distance = slot[:, None] - own[None, :]
-        hidden = tl.broadcast_to((own >= WIDTH)[None, :], (ROWS, SLOTS))
+        hidden = tl.broadcast_to((own >= width)[None, :], (ROWS, SLOTS))
         if CAUSAL:
             hidden = hidden | (distance < 0)
         if WINDOWED and not ANCHORED:
             hidden = hidden | (tl.abs(distance) >= window)
         value = key
         if v is not None:
-            theirs = v + (request * WIDTH + own)[:, None] * v_token + kv * v_head
+            theirs = v + (request * width + own)[:, None] * v_token + kv * v_head
             value = tl.load(theirs + d, mask=inside, other=0.0)
         most, total, mix = _update(scores * scale, hidden, value, most, total, mix)
 
@@ -312,7 +312,7 @@ def _attend(
     tl.store(out + here[:, None] * V + d, mix.to(out.dtype.element_ty), mask=real[:, None])
 
 
-@triton.jit(do_not_specialize=["tokens", "heads", "parts", "room", "window"])
+@triton.jit(do_not_specialize=["tokens", "heads", "parts", "room", "width", "window"])
 def _merge(
     mixed,  # [parts, tokens, heads, V] f32
     weight,  # [parts, tokens, heads] f32
@@ -322,8 +322,8 @@ def _merge(
     heads,
     parts,
     room,
+    width,
     window,
-    WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
     V: tl.constexpr,
     LANES: tl.constexpr,
@@ -336,7 +336,7 @@ def _merge(
     d = tl.program_id(2) * LANES + tl.arange(0, LANES)
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
-    _, first, last = _tiles(context_lens, token // WIDTH, room, window, TOKENS)
+    _, first, last = _tiles(context_lens, token // width, room, window, TOKENS)
     inside = part < _live_parts(last - first, parts, LEAST)
     here = (part * tokens + token) * heads + head
     logs = tl.load(weight + here, mask=inside, other=float("-inf"))
