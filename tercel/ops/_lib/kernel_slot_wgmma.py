@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from tercel.ops._lib.expert_tiles import Split
-from tercel.ops._lib.kernel_experts import Activation, activate, activation_options
+from tercel.ops._lib.kernel_activation import Activation, activate, activation_options
 from tercel.ops._lib.kernel_slot_products import Experts, Matrix
 from tercel.ops._lib.kernel_slots import Slots, column_of, ends
 
@@ -281,7 +281,6 @@ def _store(
     M: gl.constexpr,
     SLOTS: gl.constexpr,
     UP: gl.constexpr,
-    SILU: gl.constexpr,
     BETA: gl.constexpr,
     LINEAR_BETA: gl.constexpr,
     num_warps: gl.constexpr,
@@ -302,7 +301,7 @@ def _store(
     if UP:
         halves = sums.to(act).to(gl.float32).reshape([num_warps, 2, 8, SLOTS])
         gate, up = gl.split(gl.permute(halves, (0, 2, 3, 1)))
-        done = activate(gate, up, act, SILU, BETA, LINEAR_BETA).reshape([num_warps * 8, SLOTS])
+        done = activate(gate, up, act, BETA, LINEAR_BETA).reshape([num_warps * 8, SLOTS])
     else:
         done = sums
     HEIGHT: gl.constexpr = num_warps * 8 if UP else num_warps * 16
@@ -338,7 +337,6 @@ def _multiply(
     PIECES: gl.constexpr,
     STAGES: gl.constexpr,
     UP: gl.constexpr,
-    SILU: gl.constexpr,
     BETA: gl.constexpr,
     LINEAR_BETA: gl.constexpr,
     PARTS: gl.constexpr,
@@ -489,7 +487,6 @@ def _multiply(
                 M,
                 PIECES[piece],
                 UP,
-                SILU,
                 BETA,
                 LINEAR_BETA,
                 num_warps,
@@ -508,7 +505,6 @@ def _multiply(
                 M,
                 PIECES[piece],
                 UP,
-                SILU,
                 BETA,
                 LINEAR_BETA,
                 num_warps,

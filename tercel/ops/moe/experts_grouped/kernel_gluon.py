@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from tercel.ops._lib.kernel_experts import Activation
+from tercel.ops._lib.kernel_activation import Activation
 from tercel.ops._lib.kernel_slot_products import Experts, Matrix
 from tercel.ops._lib.kernel_slot_products import product as plain_product
 from tercel.ops._lib.kernel_slot_wgmma import Block, product, serves

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tercel.ops._lib.kernel_experts import Activation
+from tercel.ops._lib.kernel_activation import Activation
 from tercel.ops._lib.kernel_row_e4m3 import rows_in_e4m3
 from tercel.ops._lib.kernel_slot_products import Config, Experts, Matrix, product
 from tercel.ops._lib.kernel_slots import combine, in_chunks, sort
