@@ -25,10 +25,10 @@ from tercel.ops._lib.kernel_slots import combine, sort
 
 EXPERTS, TOTAL, WIDTH, CHOSEN = 224, 896, 768, 16
 CALLS = 2
-ALL = [Block((64, 32), 8), Block((128,), 8), Block((64, 16), 8), Block((64, 32), 4)]
-ALL += [Block((64, 32), 8, 4), Block((128,), 8, 4), Block((64, 32), 4, 4), Block((64,), 8)]
-ALL += [Block((128,), 4, 4), Block((64, 16), 4, 4), Block((32, 16), 8), Block((32,), 8)]
-FEW = [Block((64, 32), 8)]
+ALL = [Block((64, 32), 4), Block((64, 32), 4, stages=4), Block((64, 32), 8), Block((64,), 4)]
+ALL += [Block((64,), 4, stages=4), Block((128,), 4, stages=4), Block((64, 16), 4, stages=4)]
+ALL += [Block((32,), 4), Block((32,), 4, stages=4), Block((32,), 8), Block((32, 16), 4, stages=4)]
+FEW = ALL[:2]
 TRITON = Config(slots=128)
 
 

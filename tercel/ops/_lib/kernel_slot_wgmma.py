@@ -38,7 +38,7 @@ class Block(NamedTuple):
     """Slots of an expert per program, in powers of two."""
     warps: int = 8
     stages: int = MOST_STAGES
-    """At most."""
+    """As many buffers, or fewer, where that divides the steps."""
 
     @property
     def slots(self) -> int:
@@ -60,7 +60,8 @@ def stages(depth: int, *, e4m3: bool, most: int = MOST_STAGES) -> int:
     loads, at_once = Split(depth).parts * Split(depth).loads, 2 if e4m3 else 1
     if 64 * loads != depth or loads % at_once:
         return 0
-    return next((s for s in range(most, 2, -1) if loads // at_once % s == 0), 0)
+    wanted = (*range(most, 2, -1), *range(most + 1, MOST_STAGES + 1))
+    return next((count for count in wanted if loads // at_once % count == 0), 0)
 
 
 def product(
@@ -259,10 +260,28 @@ def _places(first, count, SLOTS: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _scales_place(load, LOADS: gl.constexpr, OCTETS: gl.constexpr):
-    """Where a lane's scales of a tile's load lie."""
-    inside = load % LOADS
-    return load // LOADS * (OCTETS * 32) + inside // 4 * 32 + inside % 4
+def _scales_of(
+    scales, turn, load,
+    STEP: gl.constexpr,
+    STEPS: gl.constexpr,
+    STAGES: gl.constexpr,
+    AT_ONCE: gl.constexpr,
+    LOADS: gl.constexpr,
+    OCTETS: gl.constexpr,
+):  # fmt: skip
+    """The lanes' scales of a turn's step `STEP`, which may be one of the next turn; past the last,
+    any."""
+    turn = gl.minimum(turn + STEP // STAGES, STEPS // STAGES - 1)
+    load += STEP % STAGES * AT_ONCE
+    PARTS: gl.constexpr = STAGES * AT_ONCE // LOADS  # in a turn
+    if PARTS * LOADS == STAGES * AT_ONCE:
+        part = turn * PARTS + load // LOADS
+    else:
+        load += turn * (STAGES * AT_ONCE)
+        part = load // LOADS
+    load = load % LOADS
+    at = load // LOADS * (OCTETS * 32) + load // 4 * 32 + load % 4
+    return gl.load(scales + (part * (OCTETS * 32) + at)[:, None])
 
 
 @gluon.jit
@@ -412,22 +431,14 @@ def _multiply(
             words1 = words1 + (buffer,)  # noqa: RUF005
         for step in gl.static_range(AHEAD):
             _fetch(
-                ring[step],
-                words0[step],
-                words1[step],
-                step,
-                sources,
-                wanted,
-                own_words,
-                STEPS,
-                DEPTH,
-                AT_ONCE,
-                WORDS_APART,
-                PIECES,
-            )
-        at = _scales_place(load, LOADS, OCTETS)[:, None]
-        scales0 = gl.load(own_scales + at)
-        scales1 = gl.load(own_scales + (SCALES_APART + at))
+                ring[step], words0[step], words1[step], None, sources, wanted, own_words,
+                step, DEPTH, AT_ONCE, WORDS_APART, PIECES,
+            )  # fmt: skip
+        upper_scales = own_scales + SCALES_APART
+        scales0 = _scales_of(own_scales, 0, load, 0, STEPS, STAGES, AT_ONCE, LOADS, OCTETS)
+        scales1 = _scales_of(upper_scales, 0, load, 0, STEPS, STAGES, AT_ONCE, LOADS, OCTETS)
+        next0 = _scales_of(own_scales, 0, load, 1, STEPS, STAGES, AT_ONCE, LOADS, OCTETS)
+        next1 = _scales_of(upper_scales, 0, load, 1, STEPS, STAGES, AT_ONCE, LOADS, OCTETS)
         zeros = ()
         for piece in gl.static_range(len(PIECES)):
             zero = _zeros(
@@ -439,28 +450,28 @@ def _multiply(
         for piece in gl.static_range(len(PIECES)):
             sum = hopper.warpgroup_mma_init(zeros[piece])
             flying1 = flying1 + (sum,)  # noqa: RUF005
-        for base in range(0, STEPS, STAGES):
+        for turn in range(STEPS // STAGES):
+            here = ()
+            for piece in gl.static_range(len(PIECES)):
+                here = here + (sources[piece] + turn * (STAGES * DEPTH),)  # noqa: RUF005
+            words_here = own_words + turn * (STAGES * AT_ONCE * 128)
             for stage in gl.static_range(STAGES):
                 async_copy.wait_group(AHEAD - 1)
                 hopper.fence_async_shared()
+                more = None if stage + AHEAD < STAGES else turn < STEPS // STAGES - 1
                 _fetch(
                     ring[(stage + AHEAD) % STAGES],
                     words0[(stage + AHEAD) % STAGES],
                     words1[(stage + AHEAD) % STAGES],
-                    base + (stage + AHEAD),
-                    sources,
-                    wanted,
-                    own_words,
-                    STEPS,
-                    DEPTH,
-                    AT_ONCE,
-                    WORDS_APART,
-                    PIECES,
+                    more, here, wanted, words_here,
+                    stage + AHEAD, DEPTH, AT_ONCE, WORDS_APART, PIECES,
+                )  # fmt: skip
+                after0 = _scales_of(
+                    own_scales, turn, load, stage + 2, STEPS, STAGES, AT_ONCE, LOADS, OCTETS
                 )
-                after = gl.minimum(base + (stage + 1), STEPS - 1) * AT_ONCE + load
-                at = _scales_place(after, LOADS, OCTETS)[:, None]
-                next0 = gl.load(own_scales + at)
-                next1 = gl.load(own_scales + (SCALES_APART + at))
+                after1 = _scales_of(
+                    upper_scales, turn, load, stage + 2, STEPS, STAGES, AT_ONCE, LOADS, OCTETS
+                )
                 left = _operand(words0[stage].load(WORDS), scales0, least0, LANES)
                 flying0 = _add_product(left, ring[stage], sums0, PIECES, num_warps)
                 sums1 = _finished(flying1, False, PIECES)
@@ -469,6 +480,8 @@ def _multiply(
                 sums0 = _finished(flying0, False, PIECES)
                 scales0 = next0
                 scales1 = next1
+                next0 = after0
+                next1 = after1
         async_copy.wait_group(0)
         sums1 = _finished(flying1, True, PIECES)
         for piece in gl.static_range(len(PIECES)):
@@ -518,17 +531,17 @@ def _slots_before(pieces, piece):
 
 @gluon.jit
 def _fetch(
-    buffers, words0, words1, step, sources, wanted, words,
-    STEPS: gl.constexpr,
+    buffers, words0, words1, more, sources, wanted, words,
+    STEP: gl.constexpr,
     DEPTH: gl.constexpr,
     AT_ONCE: gl.constexpr,
     WORDS_APART: gl.constexpr,
     PIECES: gl.constexpr,
 ):  # fmt: skip
-    """Starts the copies of a step; past the last, of nothing."""
-    more = step < STEPS
+    """Starts the copies of a step, unless there is no `more`."""
     for piece in gl.static_range(len(PIECES)):
-        copy_to_shared(buffers[piece], sources[piece] + step * DEPTH, mask=wanted[piece] & more)
-    copy_to_shared(words0, words + step * (AT_ONCE * 128), mask=more)
-    copy_to_shared(words1, words + (WORDS_APART + step * (AT_ONCE * 128)), mask=more)
+        mask = wanted[piece] if more is None else wanted[piece] & more
+        copy_to_shared(buffers[piece], sources[piece] + STEP * DEPTH, mask=mask)
+    copy_to_shared(words0, words + STEP * (AT_ONCE * 128), mask=more)
+    copy_to_shared(words1, words + (WORDS_APART + STEP * (AT_ONCE * 128)), mask=more)
     async_copy.commit_group()

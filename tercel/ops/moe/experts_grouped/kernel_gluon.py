@@ -17,9 +17,9 @@ from tercel.ops.moe.experts_grouped import kernel_triton
 from tercel.ops.moe.experts_grouped.kernel_triton import launch
 
 BLOCKS: tuple[tuple[int, Block], ...] = (
-    (48, Block((32,), 8)),
+    (48, Block((32,), 4)),
     (96, Block((64,), 4)),
-    (1 << 30, Block((64, 32), 4, stages=4)),
+    (1 << 30, Block((64, 32), 4)),
 )
 """The first row whose limit on slots per expert, if all were here, holds a call decides;
 benchmarks/experts_prefill.py measures them."""

@@ -17,8 +17,8 @@ from tercel.ops.moe.experts_grouped_e4m3 import kernel_triton
 from tercel.ops.moe.experts_grouped_e4m3.kernel_triton import launch
 
 BLOCKS: tuple[tuple[int, Block], ...] = (
-    (48, Block((32,), 8)),
-    (96, Block((64,), 4)),
+    (48, Block((32,), 4, stages=4)),
+    (96, Block((64,), 4, stages=4)),
     (1 << 30, Block((64, 32), 4, stages=4)),
 )
 """The first row whose limit on slots per expert, if all were here, holds a call decides;
