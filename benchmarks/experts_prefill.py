@@ -22,6 +22,8 @@ from tercel.ops._lib.kernel_row_e4m3 import rows_in_e4m3
 from tercel.ops._lib.kernel_slot_products import Config, Matrix, reordered
 from tercel.ops._lib.kernel_slot_wgmma import Block
 from tercel.ops._lib.kernel_slots import combine, sort
+from tercel.ops.moe.experts_grouped import experts_grouped
+from tercel.ops.moe.experts_grouped_e4m3 import experts_grouped_e4m3
 
 EXPERTS, TOTAL, WIDTH, CHOSEN = 224, 896, 768, 16
 CALLS = 2
@@ -70,6 +72,16 @@ def product(form, cut, given: Inputs, is_up: bool, e4m3: bool, four: bool, out=N
     return partial(form, x, scale, slots, matrix, out, cut, ACTIVATION if is_up else None)
 
 
+def whole(given: Inputs, op, up: Matrix):
+    """A call of an op's Hopper kernel."""
+    down = given.down if up.largest is not None else given.down._replace(largest=None)
+    weights = (up.values, up.scales, down.values, down.scales, up.largest, down.largest)
+    name, beta, linear_beta = ACTIVATION
+    act = {"activation": name, "beta": beta, "linear_beta": linear_beta, "first_expert": 0}
+    run = op.implementation("gluon").run
+    return partial(run, given.z, given.ids, given.shares, *weights, **act)
+
+
 def check(given: Inputs, cuts: list[Block]) -> None:
     for e4m3 in (False, True):
         for is_up in (True, False):
@@ -95,6 +107,8 @@ def measure(given: Inputs, cuts: list[Block], rounds: int) -> None:
         except Exception as error:
             print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
 
+    add("whole W4A16", lambda: whole(given, experts_grouped, given.up._replace(largest=None)))
+    add("whole W4A8", lambda: whole(given, experts_grouped_e4m3, given.up))
     slots = given.sort(96)
     add("sort", partial, given.sort, 96)
     add("reorder", partial, reordered, given.z)
