@@ -19,13 +19,14 @@ from triton.language.extra import cuda
 
 from tercel.ops._lib.kernel_rotary import norm_rotate
 
-PROGRAMS = 132
-"""That fill a GPU. A constant: the number of parts decides bits."""
-MOST_PARTS = 64
+PROGRAMS = 264
+"""That fill a GPU, two on each SM: a tile waits for its page, then for its keys and values. A
+constant: the number of parts decides bits."""
+MOST_PARTS = 128
 ROWS = 64
 TOKENS = 64
 """Context tokens per tile."""
-LEAST = 2
+LEAST = 1
 """Tiles that a part has at least."""
 LANES = 64
 """Channels per program of `_merge`."""
@@ -142,7 +143,7 @@ def attend(
             LANES=lanes,
             TOKENS=TOKENS,
             LEAST=LEAST,
-            num_warps=2,
+            num_warps=4 if parts > 64 else 2,
             launch_pdl=True,
         )
     return out
