@@ -14,6 +14,8 @@ class Config(NamedTuple):
 
     chunk: int
     """Tokens of a chunk: 16, 32 or 64."""
+    depth: int
+    """Key or value channels that are prepared at a time."""
     prepare_warps: int
     registers: int | None
     """Most registers of a thread of `prepare`; None: as many as the compiler likes."""
@@ -36,6 +38,7 @@ class Config(NamedTuple):
 
 WIDE = Config(
     chunk=32,
+    depth=64,
     prepare_warps=2,
     registers=None,
     rows=64,
