@@ -198,19 +198,31 @@ def prepare(
     beta = tl.load(b + token * b_stride + head, mask=live, other=0.0)
     beta = tl.where(live, tl.sigmoid(beta.to(tl.float32)), 0.0)
 
+    tile = chunk.to(tl.int64) * H + head
+    reads += tile * (2 * CHUNK * K)
+    keys += tile * (CHUNK * K)
     own = tl.zeros((CHUNK,), tl.float32)
     of_keys = tl.zeros((CHUNK, CHUNK), tl.float32)
     of_queries = tl.zeros((CHUNK, CHUNK), tl.float32)
     for start in tl.range(0, K, DEPTH, num_stages=1):
         q = _load_normal(q_here + start, live, q_lengths, DEPTH)
         k = _load_normal(k_here + start, live, k_lengths, DEPTH)
-        own += tl.sum(q * k, 1)
         gates = _load_gates(g_here + start, live, HALF, DEPTH)
+        channel = start + tl.arange(0, DEPTH)
+        square = i[:, None] * K + channel[None, :]
+        since = tl.exp2(_log2_decay(j[None, :] <= i[:, None], gates))
+        tl.store(reads + square, (k * since).to(ACT))
+        tl.store(reads + CHUNK * K + square, (q * since).to(ACT))
+        last = tl.broadcast_to(decay + tile * K + channel[None, :], (CHUNK, DEPTH))
+        tl.store(last, since, mask=(i == CHUNK - 1)[:, None])
+        until = tl.exp2(_log2_decay(j[None, :] > i[:, None], gates))
+        tl.store(keys + square, (k * until).to(ACT))
+        own += tl.sum(q * k, 1)
         more_keys, more_queries = _products(q.to(HALF), k.to(HALF), gates, i, j, CHUNK)
         of_keys += more_keys
         of_queries += more_queries
+
     of_queries += tl.where(i[:, None] == j[None, :], own[:, None], 0.0)
-    tile = chunk.to(tl.int64) * H + head
     pairs = i[:, None] * CHUNK + j[None, :]
     tl.store(scores + tile * (CHUNK * CHUNK) + pairs, of_queries.to(ACT))
     inverse = _invert((of_keys * beta[:, None]).to(HALF), i, j, CHUNK)
@@ -221,18 +233,8 @@ def prepare(
         u = dot(tl.trans(_load(v_here + start, live, DEPTH)), tl.trans(solve))
         line = (start + tl.arange(0, DEPTH))[:, None] * CHUNK
         tl.store(values + line + j[None, :], u.to(ACT))
-    reads += tile * (2 * CHUNK * K)
+    tl.debug_barrier()  # k P, which w replaces, comes back to other threads
     for start in tl.range(0, K, DEPTH, num_stages=1):
-        channel = start + tl.arange(0, DEPTH)
-        square = i[:, None] * K + channel[None, :]
-        gates = _load_gates(g_here + start, live, HALF, DEPTH)
-        since = tl.exp2(_log2_decay(j[None, :] <= i[:, None], gates))
-        k = _load_normal(k_here + start, live, k_lengths, DEPTH).to(HALF).to(tl.float32)
-        w = dot(solve, (k * since).to(ACT))
+        square = i[:, None] * K + start + tl.arange(0, DEPTH)[None, :]
+        w = dot(solve, tl.load(reads + square))
         tl.store(reads + square, (-w).to(ACT))
-        q = _load_normal(q_here + start, live, q_lengths, DEPTH).to(HALF).to(tl.float32)
-        tl.store(reads + CHUNK * K + square, (q * since).to(ACT))
-        last = tl.broadcast_to(decay + tile * K + channel[None, :], (CHUNK, DEPTH))
-        tl.store(last, since, mask=(i == CHUNK - 1)[:, None])
-        until = tl.exp2(_log2_decay(j[None, :] > i[:, None], gates))
-        tl.store(keys + tile * (CHUNK * K) + square, (k * until).to(ACT))
