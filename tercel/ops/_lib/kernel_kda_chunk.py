@@ -118,17 +118,18 @@ def _far_products(q, k, gates, i, j, BLOCK: tl.constexpr):
     """k k^T and q k^T of a token in the later half of a block and one in the earlier half: both
     decays are from the middle to the token or from the token to the middle, so at most 1."""
     log2_decay = _log2_decay(_since_middle(i, j, BLOCK), gates)
-    decay = tl.exp2(-tl.abs(log2_decay)).to(k.dtype)
-    keys = k * decay
+    decay = tl.exp2(-tl.abs(log2_decay))
+    keys = (k * decay).to(gates.dtype)
     meet = _meet(i, j, BLOCK)
     of_keys = tl.where(meet, dot(keys, tl.trans(keys)), 0.0)
-    return of_keys, tl.where(meet, dot(q * decay, tl.trans(keys)), 0.0)
+    reads = (q * decay).to(gates.dtype)
+    return of_keys, tl.where(meet, dot(reads, tl.trans(keys)), 0.0)
 
 
 @triton.jit
 def _products(q, k, gates, i, j, CHUNK: tl.constexpr):
     """k k^T and q k^T [CHUNK, CHUNK] below the diagonal, decayed between the tokens."""
-    NEAR: tl.constexpr = SPAN if k.dtype.primitive_bitwidth == 16 else 1
+    NEAR: tl.constexpr = SPAN if gates.dtype.primitive_bitwidth == 16 else 1
     if NEAR > 1:
         of_keys, of_queries = _near_products(q, k, gates, i, j, NEAR)
     else:
@@ -218,7 +219,7 @@ def prepare(
         until = tl.exp2(_log2_decay(j[None, :] > i[:, None], gates))
         tl.store(keys + square, (k * until).to(ACT))
         own += tl.sum(q * k, 1)
-        more_keys, more_queries = _products(q.to(HALF), k.to(HALF), gates, i, j, CHUNK)
+        more_keys, more_queries = _products(q, k, gates, i, j, CHUNK)
         of_keys += more_keys
         of_queries += more_queries
 

@@ -1,6 +1,6 @@
 """linear_attention/kda_commit, one program per row, head and tile of value channels: accepted
-records are folded into its tile of the state; the first tile's program also moves the head's window on
-by as many rows. Slots with nothing pending, and the sink, are not touched.
+records are folded into its tile of the state; the first tile's program also moves the head's window
+on by as many rows. Slots with nothing pending, and the sink, are not touched.
 
 The records of drafts that were not accepted are loaded and not used, so that no load waits for the
 arithmetic of the draft before it.
