@@ -6,8 +6,12 @@ end:
     (I + beta * tril(k k^T, -1)) T = beta          the keys' products decayed between the tokens
     w = T (k P),  u = T v,  a = tril(q k^T)
 
-What is rounded, in bf16: T, k P, q P, k R, w, u and a. The products inside a chunk and T are made
-of fp16, which has three bits more, because a row of the output may consist of one product with its
+Products of a token and one up to 15 before it decay both from the middle of their block, so that
+one of the two may grow; with clamped decays neither leaves the numbers of fp32. Between blocks, and
+in fp32 between any two tokens, both decays are at most 1.
+
+What is rounded, in bf16: T, k P, q P, k R, w, u and a. The factors of near products have 11 bits
+(TF32), of far ones and in T as well (fp16): a row of the output may consist of one product with its
 neighbour's error alone. In fp32 nothing is rounded.
 """
 
