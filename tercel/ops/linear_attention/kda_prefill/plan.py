@@ -49,7 +49,7 @@ WIDE = Config(
     compose_rows=32,
     compose_warps=8,
     compose_stages=3,
-    slab=1 << 19,
+    slab=96 * 8192,
 )
 EXACT = WIDE._replace(prepare_warps=2, rows=32, stages=1, segment_heads=0)
 """In fp32 products run on CUDA cores, where small tiles lose least."""
