@@ -13,7 +13,7 @@ MAX_WARPS = 16
 
 
 def form(experts: int, top_k: int) -> dict[str, int]:
-    """Compile-time arguments of `route_token`, and the warps of a program that does nothing else."""
+    """Compile-time arguments of `route_token`, and the warps of a program that only routes."""
     padded = max(triton.next_power_of_2(experts), 32)
     warps = min(max(padded // EXPERTS_PER_WARP, 1), MAX_WARPS)
     best = triton.next_power_of_2(top_k)

@@ -6,19 +6,25 @@ its own wait, when what came before is in memory. So neither waits for the other
 but scores passes between them.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+SCORE_WARPS, MIX_WARPS = 8, 16
+MOST_TOKENS = 16
+LEAST_SNAPSHOTS, MOST_SNAPSHOTS = 5, 11
+"""Fewer are soon scored by one program; more do not fit into its registers in the second launch."""
+LEAST_WIDTH = 4096
+"""Of a row that is worth a program of its own."""
 
-class Split(NamedTuple):
-    """Warps of a program in either launch."""
 
-    score: int = 8
-    mix: int = 16
+def splits(row: torch.Tensor, snapshots: int) -> bool:
+    """Whether two launches serve rows [T, N] better than one, by measurement on an H200
+    (docs/log.md, 2026-12-01)."""
+    tokens, width = row.shape
+    fits = row.element_size() == 2 and snapshots <= MOST_SNAPSHOTS
+    return fits and tokens <= MOST_TOKENS and width >= LEAST_WIDTH and snapshots >= LEAST_SNAPSHOTS
 
 
 def split_selection(
@@ -27,7 +33,6 @@ def split_selection(
     bank: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
     epsilons: tuple[float, float],
-    split: Split = Split(),
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """As `selection`."""
     tokens, width = row.shape
@@ -44,11 +49,11 @@ def split_selection(
     if tokens:
         _score[(snapshots + 1, tokens)](
             *sources, res_norm, res_proj, updated, scores, *strides, res_eps,
-            **sizes, num_warps=split.score, launch_pdl=True,
+            **sizes, num_warps=SCORE_WARPS, launch_pdl=True,
         )  # fmt: skip
         _mix[(tokens,)](
             *sources, weight, scores, mixture, normed, *strides, eps,
-            SNAPSHOTS=snapshots, **sizes, num_warps=split.mix, launch_pdl=True,
+            SNAPSHOTS=snapshots, **sizes, num_warps=MIX_WARPS, launch_pdl=True,
         )  # fmt: skip
     return normed, updated, mixture
 

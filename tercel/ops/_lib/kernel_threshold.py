@@ -5,10 +5,10 @@
        for top-p
     3. the logits down to that bin, side by side in id order, and their masses
     4. the largest logit down to which there are k, or p of the mass: its bits from the highest
-       down, four at a time, by adding up what is at least as large as each of 16
+       down, two at a time, by adding up what is at least as large
 
-Both filters keep what equals the smallest that passes. Sums are fp64, of values in id order, without
-atomics.
+Both filters keep what equals the smallest that passes. Sums are fp64, of values in id order, and
+nothing is added by atomics.
 """
 
 import torch
@@ -21,14 +21,15 @@ PER_UNIT = 4
 """Bins per unit of (largest - logit) / temperature: masses inside one differ by a quarter or so."""
 SLACK = 1.0001
 """Bins are those of fp32 quotients."""
-BLOCK = 1024
+BLOCK = 4096
 """Logits that the last step takes at a time."""
 LEAST = -(2**31)
 
 
 @triton.jit
 def bins(logits, most, heat, BINS: tl.constexpr, PER_UNIT: tl.constexpr):
-    """Descends in the logit; what is not a number, barred or far from the largest is in the last."""
+    """The larger the logit, the lower the bin; the last holds all that is far from the largest,
+    barred or not a number."""
     distance = (most - logits) / heat * PER_UNIT
     return tl.where(distance < BINS - 1, distance, BINS - 1).to(tl.int32)
 
@@ -77,7 +78,7 @@ def thresholds(
     )  # fmt: skip
     _thresholds[(rows,)](
         keys, weights, masses, starts, top_k, top_p, least, vocabulary, parts,
-        PARTS=padded, BLOCK=BLOCK, LEAST=LEAST, num_warps=8, launch_pdl=True,
+        PARTS=padded, BLOCK=BLOCK, LEAST=LEAST, num_warps=16, launch_pdl=True,
     )  # fmt: skip
     return least
 
@@ -175,7 +176,7 @@ def _thresholds(
     LEAST: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    part, place = tl.arange(0, PARTS), tl.arange(0, 16)
+    part = tl.arange(0, PARTS)
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
     keys += row * vocabulary
@@ -186,7 +187,7 @@ def _thresholds(
     floor = LEAST
     if (k > 0) & (k < vocabulary):
         floor = _reaches(keys, weights, count, k.to(tl.float64), LEAST, True, BLOCK, LEAST)
-        total = tl.max(_sums(keys, weights, count, floor + place * 0, False, BLOCK), 0)
+        total, _, _ = _sums(keys, weights, count, floor, floor, floor, False, BLOCK)
     if p < 1.0:
         floor = _reaches(keys, weights, count, p * total, floor, False, BLOCK, LEAST)
     bits = floor ^ ((floor >> 31) & 0x7FFFFFFF)
@@ -201,19 +202,22 @@ def _reaches(
 ):  # fmt: skip
     """The largest key down to which the masses, or with COUNTING the numbers, reach `target`;
     `lowest` where it is not reached above that."""
-    digit = tl.arange(0, 16)
     found = LEAST
-    for step in range(8):
-        unit = 1 << (28 - 4 * step)
-        sums = _sums(keys, weights, count, found + digit * unit, COUNTING, BLOCK)
-        found += tl.sum(((digit > 0) & (sums >= target)).to(tl.int32), 0) * unit
+    for step in range(16):
+        unit = 1 << (30 - 2 * step)
+        first, second, third = found + unit, found + 2 * unit, found + 3 * unit
+        a, b, c = _sums(keys, weights, count, first, second, third, COUNTING, BLOCK)
+        digit = tl.where(a >= target, 1, 0) + tl.where(b >= target, 1, 0)
+        found += (digit + tl.where(c >= target, 1, 0)) * unit
     return tl.maximum(found, lowest)
 
 
 @triton.jit
-def _sums(keys, weights, count, least, COUNTING: tl.constexpr, BLOCK: tl.constexpr):
-    """Of each of `least` [16], what keys of at least that weigh."""
-    sums = tl.zeros((16,), tl.float64)
+def _sums(
+    keys, weights, count, first, second, third, COUNTING: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """What keys of at least `first`, of at least `second` and of at least `third` weigh."""
+    sums = tl.zeros((2, 2), tl.float64)
     for start in range(0, count, BLOCK):
         at = start + tl.arange(0, BLOCK)
         key = tl.load(keys + at, mask=at < count, other=-(2**31))
@@ -221,5 +225,11 @@ def _sums(keys, weights, count, least, COUNTING: tl.constexpr, BLOCK: tl.constex
             weight = (at < count).to(tl.float64)
         else:
             weight = tl.load(weights + at, mask=at < count, other=0.0)
-        sums += tl.sum(tl.where(key[:, None] >= least[None, :], weight[:, None], 0.0), 0)
-    return sums
+        low = tl.join(tl.where(key >= first, weight, 0.0), tl.where(key >= second, weight, 0.0))
+        high = tl.join(tl.where(key >= third, weight, 0.0), tl.zeros((BLOCK,), tl.float64))
+        sums += tl.sum(tl.join(low, high), 0)  # all in one reduction
+    # The last axis parts low from high.
+    low, high = tl.split(sums)
+    a, b = tl.split(low)
+    c, _ = tl.split(high)
+    return a, b, c
