@@ -12,7 +12,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 SCORE_WARPS, MIX_WARPS = 8, 16
-MOST_TOKENS = 16
+MOST_TOKENS = 32
 LEAST_SNAPSHOTS, MOST_SNAPSHOTS = 5, 11
 """Fewer are soon scored by one program; more do not fit into its registers in the second launch."""
 LEAST_WIDTH = 4096
