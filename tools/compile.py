@@ -39,6 +39,7 @@ MAY_SPILL = {
     "_select": 1664,
     "prepare": 512,
     "_attend_parts": 256,
+    "_accept": 128,
     "_down_tiles": 72,
     "_gate_up_tiles": 64,
     "_absorb": 64,

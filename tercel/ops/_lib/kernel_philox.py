@@ -28,7 +28,7 @@ def uniform(seed, position, stream):
 
 @triton.jit
 def gumbel(seeds, positions, stream, first, ROWS: tl.constexpr, COUNT: tl.constexpr):
-    """[ROWS, COUNT] fp64: philox.gumbel of the ids first .. first + COUNT - 1, multiples of four."""
+    """[ROWS, COUNT] fp64: philox.gumbel of the ids first .. first + COUNT - 1, all fours."""
     block = first // 4 + tl.arange(0, COUNT // 4)
     a, b, c, d = _words(seeds[:, None], positions[:, None], stream, block[None, :])
     words = tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (ROWS, COUNT))

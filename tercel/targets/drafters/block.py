@@ -19,6 +19,8 @@ class BlockDrafter:
 
     plan: DrafterPlan
     table: SiteTable
+    counters: torch.Tensor
+    """As of markov_chain; one step after the other uses them."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -46,7 +48,7 @@ class BlockDrafter:
         p = self.plan
         hidden = blocks.run_block(self.table, p.group, p.weights, p.config, p.embed, block, cache)
         tokens, logits = blocks.draft(
-            self.table, p.group, p.weights, hidden, p.head, block, sampling
+            self.table, p.group, p.weights, hidden, p.head, block, sampling, self.counters
         )
         if not p.config.confidence_head:
             return tokens, logits, None
@@ -57,4 +59,5 @@ def create(plan: DrafterPlan) -> BlockDrafter:
     """A site without a kernel that is certified here runs its portable form, which the calls
     counted show."""
     bound = bind_sites(plan.row, plan.arch, blocks.SITES)
-    return BlockDrafter(plan, counted_table(bound, plan.counts, prefix="drafter."))
+    counters = torch.zeros(plan.config.block_size, dtype=torch.int32, device=plan.embed.device)
+    return BlockDrafter(plan, counted_table(bound, plan.counts, prefix="drafter."), counters)

@@ -138,9 +138,7 @@ CONTRACT = Contract(
         ),
         Hazard("silent_input", "filtered=False ignores top_k, top_p and min_p", ("top_k",)),
         Hazard("silent_input", "greedy=True ignores the temperatures", ("temperature",)),
-        Hazard(
-            "aliasing", "two calls at once on the same counters stop the device", ("counters",)
-        ),
+        Hazard("aliasing", "two calls at once on the same counters stop the device", ("counters",)),
         Hazard("launch_order", "ranks that call in different orders exchange the wrong rows"),
     ),
 )

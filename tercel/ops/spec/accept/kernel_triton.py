@@ -29,7 +29,6 @@ TILE = 512
 """Ids of a tile of all rows of a request."""
 SMALL = 4096
 """A vocabulary up to which one program holds a request."""
-STAGES = 3
 TARGET = tl.constexpr(int(Stream.TARGET))
 ACCEPT = tl.constexpr(int(Stream.ACCEPT))
 RESIDUAL = tl.constexpr(int(Stream.RESIDUAL))
@@ -77,7 +76,9 @@ def accept(
     over = torch.empty(requests * rows, parts, dtype=torch.float64, device=logits.device)
     drawn = torch.empty(requests * rows, dtype=torch.int32, device=logits.device)
     together = parts == 1 or can_meet(counters, 2 * requests)
-    stages = ((1, STAGES),) if together else tuple((i, i) for i in range(1, STAGES + 1))
+    stages = ((1, 3),)
+    if not together:
+        stages = ((1, 1), (3, 3)) if greedy else ((1, 1), (2, 2), (3, 3))
     for first, last in stages:
         _accept[(parts, requests)](
             logits,
@@ -303,17 +304,16 @@ def _accept(
             tl.store(masses + line * parts + part, mass, mask=real)
         if draft_logits is not None:
             proposed = draft_logits + r * G * vocabulary
-            top, _, mass = _survey(
-                proposed, slot, first, last, vocabulary, heat, ROWS, TILE, True
-            )
+            top, _, mass = _survey(proposed, slot, first, last, vocabulary, heat, ROWS, TILE, True)
             q_line = line + requests * (G + 1)
             tl.store(largest + q_line * parts + part, top, mask=slot)
             tl.store(masses + q_line * parts + part, mass, mask=slot)
         if ALONE:
             tl.debug_barrier()
-        elif TOGETHER and RULE != "greedy":
-            arrive(counters + 2 * r)
-            wait(counters + 2 * r, parts)
+        elif TOGETHER:
+            is_last = arrive(counters + 2 * r) == parts - 1
+            if RULE != "greedy":
+                wait(counters + 2 * r, parts)
 
     if LAST >= 2:
         own, is_finite = _first_largest(largest, ids, line, parts, vocabulary, real, PARTS)
@@ -351,7 +351,9 @@ def _accept(
 
     if (LAST >= 2) and REJECT:
         # Of the draft itself: p, q, and what its number has to stay below.
-        value = tl.load(target_rows + row.to(tl.int64) * vocabulary + draft, mask=slot, other=float("-inf"))
+        value = tl.load(
+            target_rows + row.to(tl.int64) * vocabulary + draft, mask=slot, other=float("-inf")
+        )
         p = tl.where(still, (draft == own).to(tl.float64), _mass(value, most, heat) / total)
         p = tl.where(is_finite, p, 0.0)
         q = drafted.to(tl.float64)
@@ -361,9 +363,7 @@ def _accept(
         q_finite = nowhere
         if draft_logits is not None:
             q_line = line + requests * (G + 1)
-            q_most, q_finite, q_mass = _whole(
-                largest, masses, q_line, parts, heat, slot, PARTS
-            )
+            q_most, q_finite, q_mass = _whole(largest, masses, q_line, parts, heat, slot, PARTS)
             q_most = tl.where(q_finite, q_most, 0.0)
             q_total = tl.sum(q_mass, 1)
             value = tl.load(
@@ -394,10 +394,7 @@ def _accept(
             certain = tl.where(tl.where(still, drafted, nowhere), draft, vocabulary)
 
     if (FIRST <= 2) and (LAST >= 2) and REJECT:
-        if RULE == "token":
-            wanted = (row == number) & slot
-        else:
-            wanted = slot
+        wanted = (row == number) & slot if RULE == "token" else slot
         wanted = tl.where(still, nowhere, wanted & is_finite)
         sums = tl.zeros((ROWS,), tl.float64)
         scale = tl.where(is_finite, share / total, 0.0)
@@ -418,17 +415,14 @@ def _accept(
             sums += tl.sum(tl.maximum(rest, 0.0), 1)
         tl.store(over + line * parts + part, sums, mask=real)
 
-    if TOGETHER:
-        is_last = arrive(counters + 2 * r + 1) == parts - 1
-        if RULE == "greedy" and is_last:  # what is above was read too early
-            own, is_finite = _first_largest(largest, ids, line, parts, vocabulary, real, PARTS)
-            own = own.to(tl.int64)
-    else:
+    if not TOGETHER:
         is_last = part == 0
         if ALONE:
             tl.debug_barrier()
+    elif RULE != "greedy":
+        is_last = arrive(counters + 2 * r + 1) == parts - 1
 
-    if (LAST == 3) and is_last:
+    if LAST == 3 and is_last:
         if REJECT:
             columns = tl.arange(0, PARTS)
             rests = tl.load(
@@ -447,10 +441,7 @@ def _accept(
                 # The threshold of draft j is that of the block that ends with it.
                 number = 0
                 for j in tl.static_range(G):
-                    if j == G - 1:
-                        threshold = _pick(share, row, G)
-                    else:
-                        threshold = _pick(inner, row, j + 1)
+                    threshold = _pick(share, row, G) if j == G - 1 else _pick(inner, row, j + 1)
                     number = tl.where(_pick(u, row, j) < threshold, j + 1, number)
             here = row == number
             whole = (number == G) | (tl.sum(tl.where(here, rest, 0.0), 0) <= NOTHING)

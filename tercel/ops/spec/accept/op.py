@@ -9,9 +9,7 @@ from tercel.ops.spec.accept import reference as naive
 from tercel.ops.spec.accept.contract import CONTRACT
 
 
-@operation(
-    CONTRACT, reference(naive.accept), portable(fast.accept), kernel("triton", naive.accept)
-)
+@operation(CONTRACT, reference(naive.accept), portable(fast.accept), kernel("triton", naive.accept))
 def accept(
     logits: torch.Tensor,
     drafts: torch.Tensor,

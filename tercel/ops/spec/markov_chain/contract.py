@@ -127,9 +127,7 @@ CONTRACT = Contract(
     hazards=(
         Hazard("silent_input", "greedy=True ignores the temperatures", ("temperature",)),
         Hazard("capacity", "an anchor outside w1 reads what is there; only `valid` raises"),
-        Hazard(
-            "aliasing", "two calls at once on the same counters stop the device", ("counters",)
-        ),
+        Hazard("aliasing", "two calls at once on the same counters stop the device", ("counters",)),
         Hazard("launch_order", "ranks that call in different orders exchange the wrong rows"),
     ),
 )

@@ -22,6 +22,8 @@ REQUESTS = 16
 BLOCK = 128
 """Ids per tile at most; 80 programs hold one each of a sixteenth of Kimi K3's vocabulary."""
 LEAST = 64
+CHUNK = 64
+"""Of the rank, per product."""
 FIRST_STREAM = tl.constexpr(int(Stream.DRAFT))
 
 
@@ -78,7 +80,7 @@ def markov_chain(
             last,
             SLOTS=num_drafts,
             D=rank,
-            RANK=triton.next_power_of_2(max(rank, 16)),
+            CHUNK=min(triton.next_power_of_2(max(rank, 16)), CHUNK),
             TILES=tiles,
             BLOCK=block,
             BATCH=REQUESTS,
@@ -90,6 +92,14 @@ def markov_chain(
             launch_pdl=True,
         )
     return tokens, logits
+
+
+@triton.jit
+def _weights(w2, at, chunk: tl.constexpr, vocabulary, D: tl.constexpr, CHUNK: tl.constexpr):
+    """[ids at, a chunk of the rank], zeros outside."""
+    k = chunk * CHUNK + tl.arange(0, CHUNK)
+    here = w2 + at.to(tl.int64)[:, None] * D + k[None, :]
+    return tl.load(here, mask=(at < vocabulary)[:, None] & (k < D)[None, :], other=0.0)
 
 
 @triton.jit
@@ -125,7 +135,7 @@ def _chain(
     last,
     SLOTS: tl.constexpr,
     D: tl.constexpr,
-    RANK: tl.constexpr,
+    CHUNK: tl.constexpr,
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
     BATCH: tl.constexpr,
@@ -135,15 +145,15 @@ def _chain(
 ):
     """Slots first .. last - 1; the last draft is chosen where slot SLOTS would begin."""
     part, programs = tl.program_id(0), tl.num_programs(0)
-    d, n = tl.arange(0, RANK), tl.arange(0, BLOCK)
+    n = tl.arange(0, BLOCK)
+    CHUNKS: tl.constexpr = (D + CHUNK - 1) // CHUNK
     groups = tl.cdiv(requests, BATCH)
     start = part * TILES * BLOCK
     cuda.gdc_launch_dependents()
+    held = ()
     if w2 is not None and TILES == 1:  # read once, and before the wait: it is a constant
-        here = (start + n).to(tl.int64)[:, None] * D + d[None, :]
-        held = tl.load(
-            w2 + here, mask=(start + n < vocabulary)[:, None] & (d < D)[None, :], other=0.0
-        )
+        for chunk in tl.static_range(CHUNKS):
+            held = held + (_weights(w2, start + n, chunk, vocabulary, D, CHUNK),)  # noqa: RUF005
     cuda.gdc_wait()
     for slot in range(first, tl.minimum(last, SLOTS)):
         for g in range(groups):
@@ -163,14 +173,7 @@ def _chain(
                 there = line[:, None] * vocabulary + at[None, :]
                 row = tl.load(base + there, mask=inside, other=float("-inf"))
                 if not GREEDY:
-                    noise = gumbel(
-                        seed, position, stream, start + tile * BLOCK, BATCH, BLOCK
-                    )
-                if w2 is not None:
-                    if TILES > 1:
-                        here = at.to(tl.int64)[:, None] * D + d[None, :]
-                        mask = (at < vocabulary)[:, None] & (d < D)[None, :]
-                        held = tl.load(w2 + here, mask=mask, other=0.0)
+                    noise = gumbel(seed, position, stream, start + tile * BLOCK, BATCH, BLOCK)
                 if tile == 0:
                     if slot == 0:
                         previous = tl.load(anchors + request, mask=real, other=0)
@@ -183,14 +186,16 @@ def _chain(
                         )
                         if part == 0:
                             tl.store(tokens + line - 1, previous, mask=real)
-                    if w1 is not None:
-                        up = tl.load(
-                            w1 + previous[:, None] * D + d[None, :],
-                            mask=real[:, None] & (d < D)[None, :],
-                            other=0.0,
-                        )
-                if w2 is not None:
-                    row += tl.dot(up, tl.trans(held), input_precision="ieee")
+                if w2 is not None:  # chunks meet in fp32: a tensor core's own sums are cut off
+                    for chunk in tl.static_range(CHUNKS):
+                        k = chunk * CHUNK + tl.arange(0, CHUNK)
+                        here = w1 + previous[:, None] * D + k[None, :]
+                        up = tl.load(here, mask=real[:, None] & (k < D)[None, :], other=0.0)
+                        if TILES == 1:
+                            down = held[chunk]
+                        else:
+                            down = _weights(w2, at, chunk, vocabulary, D, CHUNK)
+                        row += tl.dot(up, tl.trans(down), input_precision="ieee")
                 tl.store(logits + there, row, mask=inside)
                 row = tl.where(row == row, row, float("-inf"))
                 if GREEDY:
@@ -210,8 +215,8 @@ def _chain(
             tl.store(best + own, top, mask=real)
             tl.store(ids + own, index, mask=real)
         if MEETS:
-            before_us = arrive(counters + slot)
-            if slot == SLOTS - 1 and before_us == programs - 1:
+            earlier = arrive(counters + slot)
+            if (slot == SLOTS - 1) & (earlier == programs - 1):
                 for g in range(groups):
                     request = g * BATCH + tl.arange(0, BATCH)
                     real = request < requests
@@ -222,13 +227,10 @@ def _chain(
                     tl.store(tokens + request.to(tl.int64) * SLOTS + slot, final, mask=real)
                 for done in range(SLOTS):
                     tl.store(counters + done, 0)
-    if last > SLOTS:
-        if part == 0:
-            for g in range(groups):
-                request = g * BATCH + tl.arange(0, BATCH)
-                real = request < requests
-                there = (SLOTS - 1) * requests * programs
-                final = _best(
-                    best + there, ids + there, request, real, programs, vocabulary, PARTS
-                )
-                tl.store(tokens + request.to(tl.int64) * SLOTS + SLOTS - 1, final, mask=real)
+    if (last > SLOTS) & (part == 0):
+        for g in range(groups):
+            request = g * BATCH + tl.arange(0, BATCH)
+            real = request < requests
+            there = (SLOTS - 1) * requests * programs
+            final = _best(best + there, ids + there, request, real, programs, vocabulary, PARTS)
+            tl.store(tokens + request.to(tl.int64) * SLOTS + SLOTS - 1, final, mask=real)

@@ -10,7 +10,10 @@ from tercel.ops.spec.markov_chain.contract import CONTRACT
 
 
 @operation(
-    CONTRACT, reference(naive.markov_chain), portable(fast.markov_chain), kernel("triton", naive.markov_chain)
+    CONTRACT,
+    reference(naive.markov_chain),
+    portable(fast.markov_chain),
+    kernel("triton", naive.markov_chain),
 )
 def markov_chain(
     base: torch.Tensor,
