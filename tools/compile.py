@@ -25,9 +25,10 @@ from typing import Any
 import torch
 
 from tercel.contract import PLAIN, Cell
-from tercel.contract.certify import Subject, tool_versions
+from tercel.contract.certify import tool_versions
 from tercel.contract.check import packed
 from tercel.contract.contract import DTYPES
+from tercel.contract.jobs import Subject
 from tercel.contract.receipt import Receipt, Status, content_hash, status, write_receipts
 from tercel.contract.workers import run_jobs
 from tercel.core.arch import Arch
@@ -38,23 +39,27 @@ TARGETS = {Arch.SM_90: 90, Arch.SM_100: 100, Arch.SM_103: 103, Arch.SM_107: 107}
 MAY_SPILL = {
     "_select": 1664,
     "prepare": 512,
+    "_attend": 512,
     "_attend_parts": 256,
     "_accept": 128,
     "_down_tiles": 72,
     "_gate_up_tiles": 64,
     "_absorb": 64,
+    "_write_head": 40,
     "wide": 24,
     "_attend_window": 16,
     "_compose": 16,
+    "_multiply": 256,
     "_tiles_product": 16,
     "stream": 8,
 }
 SPILL_BYTES = {(kernel, arch): size for kernel, size in MAY_SPILL.items() for arch in TARGETS}
 """(kernel, architecture) to the bytes that it may spill; otherwise none. The selection keeps tiles
 of rows on their way, too many with nine snapshots and more; turned queries want sines of large
-fp64 angles; attention of 48 query rows holds 128 registers of sums; KDA's chunks are faster on two
-warps that spill than on four that do not; the experts' tiles on 64 registers, that more programs
-may run."""
+fp64 angles; attention of 48 query rows, of draft blocks too, holds 128 registers of sums; KDA's
+chunks are faster on two warps that spill than on four that do not; the experts' tiles on 64
+registers, that more programs may run; sorted slots on warpgroups by Triton 3.9, where 3.6 spills
+nothing."""
 JOB_S = 1200.0
 """One kernel on one architecture, on a busy machine."""
 HEADER = """<!-- Written by tools/compile.py; run `make compile`. -->
