@@ -23,7 +23,7 @@ from tests.interpreter import INTERPRETED, REASON, implementations
 GREEDY, MATCH, TOKEN, BLOCK, CERTAIN, _ = CONTRACT.cells
 PORTABLE = accept.portable.name
 EVERY = implementations(accept, "reference", "portable")
-FEW = {"R": 4, "G": 3, "V": 200}
+FEW = {"R": 4, "G": 2, "V": 200}
 FEW_DRAWN = Cell("few ids, drawn", **FEW, kind="drawn", rule="token", ragged=True)
 FEW_GREEDY = Cell("few ids, greedy", **FEW, kind="greedy", rule="match", ragged=True)
 
@@ -163,7 +163,7 @@ def test_rows_do_not_depend_on_their_batch():
     assert requests == 8
 
 
-@pytest.mark.parametrize("cell", [FEW_GREEDY, MATCH, FEW_DRAWN, CERTAIN], ids=str)
+@pytest.mark.parametrize("cell", [FEW_GREEDY, MATCH, FEW_DRAWN], ids=str)
 @pytest.mark.parametrize("implementation", EVERY)
 def test_a_request_that_is_not_finite_disturbs_no_other(cell, implementation):
     """It ends at its first such row, if it gets there, with token 0."""
@@ -304,15 +304,16 @@ def test_control_block_thresholds_of_token_rejection():
 class TestTriton:
     """Stages as launches of their own; that they meet in one launch is certified on a GPU."""
 
-    @pytest.mark.parametrize("kind", ["greedy", "drawn", "certain"])
-    @pytest.mark.parametrize("rule", ["match", "token", "block"])
-    def test_cells(self, rule, kind):
+    @pytest.mark.parametrize(
+        ("kind", "rule"),
+        [("greedy", "token"), ("drawn", "match"), ("drawn", "token"), ("certain", "block")],
+    )
+    def test_cells(self, kind, rule):
         cell = Cell("few ids", **FEW, kind=kind, rule=rule, ragged=True)
         check_cell(accept, cell, "triton", seed=1)
 
     @pytest.mark.parametrize(
-        ("kind", "rule"),
-        [("greedy", "match"), ("drawn", "match"), ("drawn", "token"), ("drawn", "block")],
+        ("kind", "rule"), [("greedy", "match"), ("drawn", "match"), ("drawn", "block")]
     )
     def test_parts(self, kind, rule, monkeypatch):
         """Three programs per request, of a tile or two each."""
