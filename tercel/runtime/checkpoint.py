@@ -11,7 +11,6 @@ import torch
 
 from tercel.config import EngineConfig
 from tercel.core.arch import arch_of
-from tercel.core.cache import ModelCache
 from tercel.core.drafter import DrafterConfig
 from tercel.core.group import Groups
 from tercel.core.model import ModelConfig
@@ -19,16 +18,18 @@ from tercel.core.parameters import ModelWeights
 from tercel.errors import CheckpointError
 from tercel.parallel import SingleGroup
 from tercel.runtime.drafting import max_drafts_of, open_drafter, start_drafting
+from tercel.runtime.fixed_inputs import StepSize
 from tercel.runtime.forced import ForcedAcceptance
 from tercel.runtime.graphs import CudaCapture, GraphRunner, step_sizes
 from tercel.runtime.model_runner import ModelRunner
+from tercel.runtime.proposals import drafts_per_request
 from tercel.runtime.ranks import RANK_MAIN, Ranks
 from tercel.runtime.runner import OpenModel, ReportProgress, Runner
 from tercel.runtime.sampler import Sampler
+from tercel.runtime.step_work import StepWork
 from tercel.runtime.tokenizer import Tokenizer
-from tercel.targets.binding import SAMPLE, counted
+from tercel.targets.binding import counted
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
-from tercel.targets.program import Program
 from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.load import dummy_model, load_model
@@ -149,41 +150,45 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
     program = plan.program(weights, groups)
     forced = config.forced_acceptance
     cache = create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device)
+    table = {
+        site: counted(site, bound, program.counts) for site, bound in plan.sampling.items()
+    }
     sampler = Sampler(
         groups.tp,
         tokenizer.illegal_ids.union(unwritten),
         device,
-        draw=counted(SAMPLE, plan.sampling, program.counts),
+        draw=table["sample"],
+        verify=table["accept"],
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
     )
     drafting = None
     if opened.drafter is not None:
         drafting = start_drafting(config, opened.drafter, plan, program, sizes, device)
+    work = StepWork(program, cache, sampler, drafting)
     return ModelRunner(
-        program,
-        cache,
+        work,
         sampler,
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,
-        graphs=_graphs(opened, plan, program, cache),
-        drafting=drafting,
+        graphs=_graphs(opened, plan, work, sampler),
     )
 
 
 @torch.inference_mode()
-def _graphs(opened: Opened, plan: Plan, program: Program, cache: ModelCache) -> GraphRunner | None:
+def _graphs(opened: Opened, plan: Plan, work: StepWork, sampler: Sampler) -> GraphRunner | None:
     """The decode steps, captured; None where they run op by op."""
     config = opened.config
-    plain = plan.place.layout.world_size == 1 and opened.drafter is None
-    if opened.device.type != "cuda" or not plain or not config.decode_graphs:
+    if opened.device.type != "cuda" or not config.decode_graphs:
         return None
-    longest = config.max_model_len or min(opened.model.max_position_embeddings, config.cache_tokens)
-    sizes = step_sizes(config.max_running, -(-longest // config.page_size), plan.route.row.limits)
+    if plan.place.layout.world_size > 1:
+        _LOG.info("decode steps run op by op: graphs are built for one rank")
+        return None
     capture = CudaCapture(opened.device)
     where: dict[str, Any] = {"page_size": config.page_size, "device": opened.device}
-    graphs = GraphRunner(program, cache, sizes, capture=capture, **where)
+    sizes = graph_sizes(opened, plan)
+    graphs = GraphRunner(work, sampler, sizes, capture=capture, **where)
     _LOG.info(
         "captured %d decode graphs in %.1f s; they hold %.0f MiB",
         len(graphs),
@@ -191,6 +196,19 @@ def _graphs(opened: Opened, plan: Plan, program: Program, cache: ModelCache) -> 
         capture.pool_bytes / 2**20,
     )
     return graphs
+
+
+def graph_sizes(opened: Opened, plan: Plan) -> list[StepSize]:
+    """Of the decode steps that this engine may run."""
+    config, most = opened.config, opened.max_drafts
+    longest = config.max_model_len or min(opened.model.max_position_embeddings, config.cache_tokens)
+    return step_sizes(
+        config.max_running,
+        -(-(longest + most) // config.page_size),
+        plan.route.row.limits,
+        guesses=lambda rows: drafts_per_request(rows, most, config.verify_tokens),
+        drafts=opened.drafter is not None,
+    )
 
 
 def _threads_for(weight_bytes: int, local_size: int) -> int:
