@@ -34,9 +34,13 @@ class Tape(TorchDispatchMode):
                         old.copy_(new)
 
 
-def capture(work: Callable[[], None]) -> Callable[[], None]:
+class TapeCapture:
     """See tercel.runtime.graphs.Capture."""
-    tape = Tape()
-    with tape:
-        work()
-    return tape.replay
+
+    pool_bytes = 0
+
+    def __call__(self, work: Callable[[], None]) -> Callable[[], None]:
+        tape = Tape()
+        with tape:
+            work()
+        return tape.replay

@@ -20,7 +20,7 @@ from tercel.parallel import SingleGroup
 from tercel.runtime.drafting import max_drafts_of, open_drafter, start_drafting
 from tercel.runtime.fixed_inputs import StepSize
 from tercel.runtime.forced import ForcedAcceptance
-from tercel.runtime.graphs import CudaCapture, GraphRunner, step_sizes
+from tercel.runtime.graphs import Capture, CudaCapture, GraphRunner, step_sizes
 from tercel.runtime.model_runner import ModelRunner
 from tercel.runtime.proposals import drafts_per_request
 from tercel.runtime.ranks import RANK_MAIN, Ranks
@@ -101,12 +101,14 @@ def open_checkpoint(
     *,
     resolve: Callable[..., Plan] = resolve,
     rank_main: str = RANK_MAIN,
+    capture: Capture | None = None,
 ) -> OpenModel:
     """Reads configuration and tokenizer, and resolves the target; the weights come with `load`.
 
     Args:
         resolve: as tercel.targets.load.resolve; another one serves another plan, on one rank.
         rank_main: module:function that a process of a rank runs, where the layout has several.
+        capture: what captures the decode steps of one rank; None: CUDA graphs, on a GPU.
     Raises:
         ConfigError, CheckpointError, NoTarget: what is wrong, and the fix.
     """
@@ -118,7 +120,7 @@ def open_checkpoint(
             return Ranks(config, plan.place.layout, rank_main=rank_main, progress=progress)
         group = SingleGroup()
         weights = load_weights(opened, plan, progress)
-        return start_rank(opened, plan, weights, Groups(group, group))
+        return start_rank(opened, plan, weights, Groups(group, group), capture)
 
     model = opened.model
     limit = model.max_position_embeddings
@@ -137,8 +139,14 @@ def load_weights(opened: Opened, plan: Plan, progress: ReportProgress | None) ->
     return load_model(checkpoint, place.model, place.layout, place.rank, progress=progress, **kind)
 
 
-def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups) -> ModelRunner:
-    """A rank that runs steps, with caches; collective."""
+def start_rank(
+    opened: Opened,
+    plan: Plan,
+    weights: ModelWeights,
+    groups: Groups,
+    capture: Capture | None = None,
+) -> ModelRunner:
+    """A rank that runs steps, with caches; collective. `capture` as of open_checkpoint."""
     config, device, tokenizer = opened.config, opened.device, opened.tokenizer
     sizes = CacheSizes(
         num_pages=config.cache_tokens // config.page_size + 1,
@@ -150,9 +158,7 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
     program = plan.program(weights, groups)
     forced = config.forced_acceptance
     cache = create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device)
-    table = {
-        site: counted(site, bound, program.counts) for site, bound in plan.sampling.items()
-    }
+    table = {site: counted(site, bound, program.counts) for site, bound in plan.sampling.items()}
     sampler = Sampler(
         groups.tp,
         tokenizer.illegal_ids.union(unwritten),
@@ -172,22 +178,25 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,
-        graphs=_graphs(opened, plan, work, sampler),
+        graphs=_graphs(opened, plan, work, sampler, capture),
     )
 
 
 @torch.inference_mode()
-def _graphs(opened: Opened, plan: Plan, work: StepWork, sampler: Sampler) -> GraphRunner | None:
+def _graphs(
+    opened: Opened, plan: Plan, work: StepWork, sampler: Sampler, capture: Capture | None
+) -> GraphRunner | None:
     """The decode steps, captured; None where they run op by op."""
     config = opened.config
-    if opened.device.type != "cuda" or not config.decode_graphs:
+    if capture is None and opened.device.type == "cuda":
+        capture = CudaCapture(opened.device)
+    if capture is None or not config.decode_graphs:
         return None
     if plan.place.layout.world_size > 1:
         _LOG.info("decode steps run op by op: graphs are built for one rank")
         return None
-    capture = CudaCapture(opened.device)
     where: dict[str, Any] = {"page_size": config.page_size, "device": opened.device}
-    sizes = graph_sizes(opened, plan)
+    sizes = _graph_sizes(opened, plan)
     graphs = GraphRunner(work, sampler, sizes, capture=capture, **where)
     _LOG.info(
         "captured %d decode graphs in %.1f s; they hold %.0f MiB",
@@ -198,13 +207,13 @@ def _graphs(opened: Opened, plan: Plan, work: StepWork, sampler: Sampler) -> Gra
     return graphs
 
 
-def graph_sizes(opened: Opened, plan: Plan) -> list[StepSize]:
+def _graph_sizes(opened: Opened, plan: Plan) -> list[StepSize]:
     """Of the decode steps that this engine may run."""
     config, most = opened.config, opened.max_drafts
     longest = config.max_model_len or min(opened.model.max_position_embeddings, config.cache_tokens)
     return step_sizes(
         config.max_running,
-        -(-(longest + most) // config.page_size),
+        -(-longest // config.page_size),
         plan.route.row.limits,
         guesses=lambda rows: drafts_per_request(rows, most, config.verify_tokens),
         drafts=opened.drafter is not None,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -32,7 +32,15 @@ PAGES_FACTOR = 4
 grows with the columns, not with the rows' lengths, which are on the device."""
 
 Replay = Callable[[], None]
-Capture = Callable[[Callable[[], None]], Replay]
+
+
+class Capture(Protocol):
+    """Turns work into something that does it again, reading and writing the same memory."""
+
+    pool_bytes: int
+    """Device memory that is held for it so far."""
+
+    def __call__(self, work: Callable[[], None]) -> Replay: ...
 
 
 @dataclass(frozen=True)
@@ -132,14 +140,13 @@ class GraphRunner:
 
 
 class CudaCapture:
-    """Captures work into graphs of one memory pool."""
+    """Captures work into graphs of one memory pool. See Capture."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.pool_bytes = 0
-        """Device memory that the graphs hold so far."""
 
     def __call__(self, work: Callable[[], None]) -> Replay:
         torch.cuda.synchronize(self._device)

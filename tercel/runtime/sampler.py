@@ -19,7 +19,7 @@ from tercel.runtime.verdict import Outcome, Verdict
 class Sampler:
     """Every rank draws the same tokens: logits, parameters and randomness are equal on all.
 
-    Drawing reads device tensors only, so that it can be captured; the results come to the host once.
+    Drawing reads device tensors only, so that it can be captured; results come to the host once.
     """
 
     def __init__(

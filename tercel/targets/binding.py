@@ -19,7 +19,7 @@ from tercel.ops.spec.accept import accept
 from tercel.targets.table import TargetRow
 
 SAMPLING: Sites = {"sample": sample, "accept": accept}
-"""What draws tokens and verifies drafts: not sites of a recipe, since they run on gathered logits."""
+"""Not sites of a recipe, since they run on gathered logits."""
 
 
 @dataclass(frozen=True)
