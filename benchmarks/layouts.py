@@ -4,8 +4,10 @@ Ranks are threads of this process, and then processes over gloo. The trained che
 heads, so that sixteen ranks run a random model which they divide.
 """
 
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -144,7 +146,8 @@ def main(
         step = _counter(bar, len(chosen) * len(ways) + 1)
         if random_model:
             model, measure = Path(directory) / "model", partial(continuations, problems)
-            make_tiny(model, changes=list(FOR_16_RANKS))
+            with redirect_stdout(sys.stderr):  # its summary is not part of this program's answer
+                make_tiny(model, changes=list(FOR_16_RANKS))
             settings["tokens after each"] = RANDOM_TOKENS
         else:
             measure = partial(accuracy, problems)

@@ -76,6 +76,7 @@ def programs(model: Path, mlx_python: Path | None, gsm8k: Path | None) -> dict[s
         "layouts_random": Program("benchmarks.layouts", ("--random",)),
         "recycling": Program("benchmarks.recycling", on_model),
         "accuracy": Program("tercel", ("gate", "accuracy", *on_model, *perplexity), accuracy),
+        "drafting": Program("benchmarks.drafting", on_model),
         "planted_faults": Program("benchmarks.planted_faults", on_model),
         "suite_time": Program("benchmarks.suite_time"),
     }

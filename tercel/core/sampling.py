@@ -77,7 +77,7 @@ class Stream(IntEnum):
     DRAFT = 1 << 8
     ACCEPT = 2 << 8
     RESIDUAL = 3 << 8
-    """The token after the accepted ones."""
+    """The token after the accepted ones; of a round without drafts it is the target's own draw."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def accept(
         drafts: [R, G] i64.
         draft_logits: [R * G, V] fp32 that the drafts were drawn from at the request's temperature;
             None: drafts are certain of themselves. Rule match does not read them.
-        num_drafts: [R] i64 drafts that count, 0 .. G.
+        num_drafts: [R] i64 drafts that count, 0 .. G. A request without any is drawn for as plain
+            decoding does, so that drafts of other requests change nothing for it.
         temperature, top_k, top_p, min_p: [R], as of op sample.
         seeds: [R] i64, the requests' seeds.
         positions: [R] i64 of the anchors, the first of the step's tokens of each request.

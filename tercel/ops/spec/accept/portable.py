@@ -56,7 +56,9 @@ def accept(
         hot = temperature.double().view(-1, 1, 1).masked_fill(still, 1.0)
         q = torch.where(still, q, torch.softmax(proposals / hot, -1))
     q = q.masked_fill(~drafted.unsqueeze(2), 0.0)
-    return _reject(p, q, drafts, finite, seeds, positions, rule)
+    plain = uniform(seeds, positions + 1, Stream.TARGET)
+    last = torch.where(num_drafts == 0, plain, uniform(seeds, positions, Stream.RESIDUAL))
+    return _reject(p, q, drafts, finite, seeds, positions, last, rule)
 
 
 def _one_hot(tokens: torch.Tensor, vocabulary: int) -> torch.Tensor:
@@ -83,9 +85,11 @@ def _reject(
     finite: torch.Tensor,
     seeds: torch.Tensor,
     positions: torch.Tensor,
+    last: torch.Tensor,
     rule: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """p [R, G + 1, V] and q [R, G, V], zeros where a row is not finite and where no draft is."""
+    """p [R, G + 1, V] and q [R, G, V], zeros where a row is not finite and where no draft is;
+    `last` [R] is the number that the token after the kept drafts is drawn with."""
     requests, slots = drafts.shape
     index = drafts.unsqueeze(2)
     p_draft, q_draft = (x[:, :slots].gather(2, index).squeeze(2) for x in (p, q))
@@ -105,7 +109,7 @@ def _reject(
     over = (scale.gather(1, accepted.unsqueeze(1)) * p_here - q_here).clamp_min_(0.0)
     whole = (accepted.unsqueeze(1) == slots) | (over.sum(1, keepdim=True) <= NOTHING)
     over = torch.where(whole, p_here, over)
-    token = draw(over, uniform(seeds, positions, Stream.RESIDUAL)).unsqueeze(1)
+    token = draw(over, last).unsqueeze(1)
     finite = finite.view(requests, -1)
     token = token.masked_fill(~finite.gather(1, accepted.unsqueeze(1)), 0)
     return _result(drafts, accepted, token, finite)

@@ -57,6 +57,8 @@ def accept(
             number = chosen.accepted(chosen.thresholds(p, q, kept), numbers)
             residual = chosen.residual(p, q, kept, number)
             u = uniform(seed, position, Stream.RESIDUAL)
+            if not count:
+                u = uniform(seed, position + 1, Stream.TARGET)
             token = draw(residual, u) if residual.any() else NO_TOKEN
         tokens.append(kept[:number] + [max(token, 0)] * (slots + 1 - number))
         accepted.append(number)

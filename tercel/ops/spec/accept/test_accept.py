@@ -56,6 +56,23 @@ def test_ranks_decide_as_one_does(cell, world):
         assert all(torch.equal(x, y) for x, y in zip(result, whole, strict=True))
 
 
+@pytest.mark.parametrize("implementation", accept.implementations)
+@pytest.mark.parametrize("rule", ["match", "token", "block"])
+def test_a_request_without_drafts_draws_as_plain_decoding_does(rule, implementation):
+    arguments = draw(accept, TOKEN, dtype=torch.float32)
+    arguments |= {"rule": rule, "filtered": False}
+    arguments["num_drafts"][::2] = 0
+    tokens, accepted, _ = accept.using(implementation)(**arguments)
+    requests, slots = arguments["drafts"].shape
+    first = arguments["logits"].view(requests, slots + 1, -1)[:, 0].contiguous()
+    filters = {name: arguments[name] for name in ("temperature", "top_k", "top_p", "min_p")}
+    seeds, positions = arguments["seeds"], arguments["positions"] + 1
+    options = {"stream": int(Stream.TARGET), "filtered": False}
+    plain, _ = sample(first, **filters, seeds=seeds, positions=positions, **options)
+    assert bool((accepted[::2] == 0).all())
+    assert torch.equal(tokens[::2, -1], plain[::2])
+
+
 def test_greedy_ranks_exchange_one_pair_per_row():
     arguments = draw(accept, GREEDY, dtype=torch.float32)
     sizes = []
