@@ -58,16 +58,22 @@ class StepSize:
     def tokens(self) -> int:
         return self.rows * self.width
 
-    def holds(self, plan: StepPlan, page_size: int) -> bool:
-        """Whether `plan` can be brought to this size."""
-        ends = max(row.context_len for row in plan.verify) + self.width
-        return (
-            self.rows >= len(plan.verify)
-            and self.width >= plan.tokens_per_verify_row
-            and self.pages * page_size >= ends
-            and self.num_drafts == plan.num_drafts
-            and self.draws == (None if plan.is_edited else plan.kind)
-        )
+
+def smallest(sizes: Sequence[StepSize], plan: StepPlan, page_size: int) -> StepSize | None:
+    """The first of `sizes`, which are in order, that a plan of verify rows can be brought to."""
+    rows, width = len(plan.verify), plan.tokens_per_verify_row
+    longest = max(row.context_len for row in plan.verify)
+    draws = None if plan.is_edited else plan.kind
+    fitting = (
+        size
+        for size in sizes
+        if size.rows >= rows
+        and size.width >= width
+        and size.draws is draws
+        and size.num_drafts == plan.num_drafts
+        and size.pages * page_size >= longest + size.width
+    )
+    return next(fitting, None)
 
 
 class FixedInputs:
@@ -82,6 +88,11 @@ class FixedInputs:
         length = max(map(_length, sizes))
         self._host = torch.zeros(length, dtype=torch.int64, pin_memory=pinned)
         self._device = torch.zeros(length, dtype=torch.int64, device=device)
+        # Views are made once: making them would take longer than filling them.
+        self._views = {
+            size: {name: part.numpy() for name, part in _parts(self._host, size).items()}
+            for size in sizes
+        }
         self._sample_rows = torch.arange(max(size.tokens for size in sizes), device=device)
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
@@ -109,8 +120,7 @@ class FixedInputs:
         waiting for it."""
         if self._copied is not None:
             self._copied.synchronize()  # the last copy out of this block; long done
-        part = {name: values.numpy() for name, values in _parts(self._host, size).items()}
-        rows = plan.verify
+        part, rows = self._views[size], plan.verify
         part["tokens"][:] = [token for row in rows for token in row.tokens]
         part["positions"][:] = positions_of(rows)
         part["slot_mapping"][:] = slot_mapping_of(rows, self._page_size)

@@ -20,7 +20,7 @@ import torch
 from tercel.core.sampling import Draws
 from tercel.core.step import StepPlan, TokenLimits
 from tercel.errors import EngineError
-from tercel.runtime.fixed_inputs import FixedInputs, StepSize
+from tercel.runtime.fixed_inputs import FixedInputs, StepSize, smallest
 from tercel.runtime.sampler import Sampler
 from tercel.runtime.step_work import StepWork
 from tercel.runtime.verdict import Outcome
@@ -89,7 +89,7 @@ class GraphRunner:
         """The smallest size that holds `plan`; None where its step is not captured."""
         if plan.prefill or not plan.verify:
             return None
-        return next((size for size in self._sizes if size.holds(plan, self._page_size)), None)
+        return smallest(self._sizes, plan, self._page_size)
 
     def run(self, plan: StepPlan, size: StepSize) -> Outcome:
         """What the step gave, padded rows last; valid until the next step."""

@@ -12,7 +12,7 @@ from tercel.core.sampling import Draws, RowSampling
 from tercel.core.step import Row, StepClass, StepPlan, TokenLimits
 from tercel.errors import EngineError
 from tercel.parallel import SingleGroup
-from tercel.runtime.fixed_inputs import FixedInputs, StepSize
+from tercel.runtime.fixed_inputs import FixedInputs, StepSize, smallest
 from tercel.runtime.graphs import GraphRunner, no_compilation, step_sizes
 from tercel.runtime.sampler import Sampler
 from tercel.runtime.step_work import StepWork
@@ -130,7 +130,7 @@ def test_the_size_says_how_a_step_draws():
 
     def size_of(row, num_drafts=2):
         plan = StepPlan(verify=(row,), num_drafts=num_drafts)
-        return next((size for size in sizes if size.holds(plan, PAGE)), None)
+        return smallest(sizes, plan, PAGE)
 
     assert size_of(row) == StepSize(1, 1, 16, 2, Draws.GREEDY)
     assert size_of(verify) == StepSize(1, 3, 16, 2, Draws.GREEDY)
