@@ -174,17 +174,16 @@ def start_rank(
     work = StepWork(program, cache, sampler, drafting)
     return ModelRunner(
         work,
-        sampler,
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,
-        graphs=_graphs(opened, plan, work, sampler, capture),
+        graphs=_graphs(opened, plan, work, capture),
     )
 
 
 @torch.inference_mode()
 def _graphs(
-    opened: Opened, plan: Plan, work: StepWork, sampler: Sampler, capture: Capture | None
+    opened: Opened, plan: Plan, work: StepWork, capture: Capture | None
 ) -> GraphRunner | None:
     """The decode steps, captured; None where they run op by op."""
     config = opened.config
@@ -197,7 +196,7 @@ def _graphs(
         return None
     where: dict[str, Any] = {"page_size": config.page_size, "device": opened.device}
     sizes = _graph_sizes(opened, plan)
-    graphs = GraphRunner(work, sampler, sizes, capture=capture, **where)
+    graphs = GraphRunner(work, sizes, capture=capture, **where)
     _LOG.info(
         "captured %d decode graphs in %.1f s; they hold %.0f MiB",
         len(graphs),

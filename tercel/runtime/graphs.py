@@ -21,7 +21,6 @@ from tercel.core.sampling import Draws
 from tercel.core.step import StepPlan, TokenLimits
 from tercel.errors import EngineError
 from tercel.runtime.fixed_inputs import FixedInputs, StepSize, smallest
-from tercel.runtime.sampler import Sampler
 from tercel.runtime.step_work import StepWork
 from tercel.runtime.verdict import Outcome
 
@@ -58,7 +57,6 @@ class GraphRunner:
     def __init__(
         self,
         work: StepWork,
-        sampler: Sampler,
         sizes: Sequence[StepSize],
         *,
         page_size: int,
@@ -71,7 +69,6 @@ class GraphRunner:
             EngineError: a kernel would have to be compiled during a capture.
         """
         self._work = work
-        self._sampler = sampler
         self._page_size = page_size
         self._sizes = sorted(sizes, key=lambda size: (size.width, size.rows, size.pages))
         self._inputs = FixedInputs(sizes, page_size=page_size, device=device)
@@ -102,7 +99,7 @@ class GraphRunner:
             counts[f"step:{size.step_class}:graph"] += 1
             return Outcome(graph.result, size.width, size.num_drafts)
         counts[f"step:{size.step_class}:graph_to_logits"] += 1
-        inputs, edits = self._inputs.of(size, plan.kind), self._sampler.edits(padded)
+        inputs, edits = self._inputs.of(size, plan.kind), self._work.edits(padded)
         return self._work.conclude(graph.result, inputs, size.num_drafts, edits)
 
     def _captured(self, size: StepSize, capture: Capture) -> _Graph:

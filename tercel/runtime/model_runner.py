@@ -8,7 +8,6 @@ from tercel.core.inputs import build_inputs, on_device
 from tercel.core.sampling import StepResult
 from tercel.core.step import StepPlan, TokenLimits, classify
 from tercel.runtime.graphs import GraphRunner
-from tercel.runtime.sampler import Sampler
 from tercel.runtime.step_work import StepWork
 from tercel.runtime.verdict import Outcome
 
@@ -19,7 +18,6 @@ class ModelRunner:
     def __init__(
         self,
         work: StepWork,
-        sampler: Sampler,
         *,
         limits: TokenLimits,
         page_size: int,
@@ -28,7 +26,6 @@ class ModelRunner:
     ) -> None:
         """`graphs`: the decode steps that are captured, of the same `work`."""
         self._work = work
-        self._sampler = sampler
         self._limits = limits
         self._page_size = page_size
         self._device = device
@@ -41,7 +38,7 @@ class ModelRunner:
         if plan.fresh_pages:
             self._work.clear(on_device(plan.fresh_pages, torch.int64, self._device))
         outcome = self._outcome(plan)
-        return StepResult(()) if outcome is None else self._sampler.read(outcome, plan)
+        return StepResult(()) if outcome is None else self._work.read(outcome, plan)
 
     def calls(self) -> Mapping[str, int]:
         """Calls so far per site, op and implementation; under site `step`, how steps ran."""
@@ -64,4 +61,4 @@ class ModelRunner:
         logits = self._work.logits(inputs, step_class)
         if logits is None or inputs.draws is None:
             return None
-        return self._work.conclude(logits, inputs, plan.num_drafts, self._sampler.edits(plan))
+        return self._work.conclude(logits, inputs, plan.num_drafts, self._work.edits(plan))

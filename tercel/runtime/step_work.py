@@ -1,5 +1,5 @@
-"""What a rank does in a step, all of it on the device: it reads `StepInputs` and nothing of the
-plan, so that the same work runs op by op or as a captured graph."""
+"""What a rank does in a step. On the device it reads `StepInputs` and nothing of the plan, so that
+the same work runs op by op or as a captured graph."""
 
 from collections import Counter
 from typing import Protocol
@@ -9,7 +9,8 @@ import torch
 from tercel.core.cache import ModelCache
 from tercel.core.drafting import Taps
 from tercel.core.inputs import StepInputs
-from tercel.core.step import StepClass
+from tercel.core.sampling import StepResult
+from tercel.core.step import StepClass, StepPlan
 from tercel.runtime.draft_runner import DraftRunner
 from tercel.runtime.edits import Edits
 from tercel.runtime.sampler import Sampler
@@ -81,6 +82,14 @@ class StepWork:
         proposed = self._drafting.proposed(inputs)
         verdict = self._sampler.run(logits, inputs, edits, proposed)
         return Outcome.of(verdict, self._drafting.draft(inputs, verdict, num_drafts))
+
+    def edits(self, plan: StepPlan) -> Edits | None:
+        """What the host does to the logits of a step; None: nothing."""
+        return self._sampler.edits(plan)
+
+    def read(self, outcome: Outcome, plan: StepPlan) -> StepResult:
+        """The results on the host, one per request that samples; waits for the device."""
+        return self._sampler.read(outcome, plan)
 
     def clear(self, pages: torch.Tensor) -> None:
         """Zeroes pages that requests have just been given."""

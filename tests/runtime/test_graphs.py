@@ -106,10 +106,9 @@ class Fake:
 
 
 def runner(program, cache=None, capture=None, sizes=SIZES):
-    sampler = Sampler(SingleGroup(), [], CPU)
-    work = StepWork(program, cache or ModelCache({}, {}), sampler)
+    work = StepWork(program, cache or ModelCache({}, {}), Sampler(SingleGroup(), [], CPU))
     where = {"page_size": PAGE, "device": CPU}
-    return GraphRunner(work, sampler, sizes, capture=capture or TapeCapture(), **where)
+    return GraphRunner(work, sizes, capture=capture or TapeCapture(), **where)
 
 
 def test_a_step_takes_the_smallest_size_that_holds_it():

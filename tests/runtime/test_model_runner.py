@@ -68,7 +68,7 @@ def create(**options):
         sampler = Sampler(SingleGroup(), TOKENIZER.illegal_ids, CPU)
         limits, sizes = TokenLimits(), {"page_size": PAGE_SIZE, "device": CPU}
         work = StepWork(program, cache, sampler)
-        return ModelRunner(work, sampler, limits=limits, **sizes, **options)
+        return ModelRunner(work, limits=limits, **sizes, **options)
 
     def open_model(config):
         return OpenModel(TOKENIZER, TOKENIZER.vocab_size, 64, load)
