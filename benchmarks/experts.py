@@ -11,14 +11,16 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
 
 from tercel.contract.timing import Timing, copy_bandwidth, in_graph, interleave
-from tercel.core import mxfp4
+from tercel.core import mxfp4, mxfp8
 from tercel.ops._lib.expert_tiles import Split
-from tercel.ops._lib.kernel_experts import Activation, Config, Slots, down, few_tokens, gate_up
+from tercel.ops._lib.kernel_activation import Activation
+from tercel.ops._lib.kernel_experts import Config, Rows, Slots, down, few_tokens, gate_up
 
 LATENT = 3584
 ACTIVATION = Activation("situ", 4.0, 25.0)
@@ -105,7 +107,7 @@ def routings(case: Case, calls: int) -> list[Slots]:
 
 
 def measure(case: Case, quick: bool, rounds: int) -> dict[str, Timing]:
-    """Microseconds per call of every configuration."""
+    """Microseconds per call of every configuration, with activations of both forms."""
     packed = weights(case)
     pairs = min(case.distinct or case.pairs, case.pairs)
     calls = min(max(case.experts // pairs, 12), 48)
@@ -113,26 +115,44 @@ def measure(case: Case, quick: bool, rounds: int) -> dict[str, Timing]:
     z = [
         torch.randn(case.tokens, LATENT, device="cuda", dtype=torch.bfloat16) for _ in range(calls)
     ]
-    hidden = gate_up(z[0], slots[0], packed, ACTIVATION, CONFIGS["one turn"])
+    forms = {"": [Rows(x) for x in z], "MXFP8, ": [Rows(*mxfp8.quantize(x)) for x in z]}
     configs = dict(list(CONFIGS.items())[: 2 if quick else None])
     graphs: dict[str, Callable[[], object]] = {}
 
-    def add(name: str, run: Callable[..., object]) -> None:
+    def add(name: str, run: Callable[..., object], rows: list[Rows]) -> None:
         try:
-            works = [partial(run, z[i], slots[i]) for i in range(calls)]
+            works = [partial(run, rows[i], slots[i]) for i in range(calls)]
             graphs[name] = in_graph(works)
         except Exception as error:
             print(f"  {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
 
-    for name, config in configs.items():
+    for (form, rows), (name, config) in product(forms.items(), configs.items()):
+        y = torch.empty(case.tokens, LATENT, device="cuda", dtype=torch.bfloat16)
+        hidden = gate_up(rows[0], slots[0], packed[:2], ACTIVATION, config)
         for early in (False, True):
-            head = f"{name}, {'ids early' if early else 'waits'}"
-            both = {"ids_early": early, "config": config}
-            add(f"{head}: whole", lambda x, s, o=both: few_tokens(x, s, packed, ACTIVATION, **o))
-            add(f"{head}: FC1", lambda x, s, o=both: gate_up(x, s, packed, ACTIVATION, **o))
-        add(f"{name}: FC2", lambda _, s, o=config: down(hidden, s, packed, LATENT, o))
+            head = f"{form}{name}, {'ids early' if early else 'waits'}"
+            given = {"activation": ACTIVATION, "config": config, "ids_early": early}
+            whole, first = (
+                lambda x, s, o=given: few_tokens(x, s, packed, **o),
+                lambda x, s, o=given: gate_up(x, s, packed[:2], **o),
+            )
+            add(f"{head}: whole", whole, rows)
+            add(f"{head}: FC1", first, rows)
+        second = partial(_second, hidden, packed[2:], y, config)
+        add(f"{form}{name}: FC2", second, rows)
     timings = interleave(graphs, rounds=rounds, device="cuda")
     return {name: timing.per(calls) for name, timing in timings.items()}
+
+
+def _second(
+    hidden: torch.Tensor,
+    w2: tuple[torch.Tensor, ...],
+    y: torch.Tensor,
+    config: Config,
+    _: Rows,
+    slots: Slots,
+) -> torch.Tensor:
+    return down(hidden, slots, w2, y, config)
 
 
 def main() -> None:
@@ -156,7 +176,7 @@ def main() -> None:
             nbytes = case.nbytes(rows)
             share = nbytes / (timing.median_us * 1e-6) / copy
             print(
-                f"  {name:45} {timing.median_us:7.2f} us "
+                f"  {name:52} {timing.median_us:7.2f} us "
                 f"({timing.low_us:.2f}..{timing.high_us:.2f})"
                 f" {share:.2f} of copy, {nbytes / 1e6:.1f} MB",
                 flush=True,

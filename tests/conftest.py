@@ -13,7 +13,7 @@ import torch
 from tests import interpreter
 
 interpreter.enable()
-REASON = "needs a CUDA device"
+REASON = "needs CUDA devices: "
 
 
 def pytest_configure():
@@ -22,11 +22,12 @@ def pytest_configure():
 
 
 def pytest_collection_modifyitems(items):
-    if torch.cuda.is_available():
-        return
+    there = torch.cuda.device_count()
     for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(pytest.mark.skip(reason=REASON))
+        marker = item.get_closest_marker("gpu")
+        needed = 0 if marker is None else marker.args[0] if marker.args else 1
+        if needed > there:
+            item.add_marker(pytest.mark.skip(reason=f"{REASON}{needed}"))
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -35,8 +36,8 @@ def pytest_terminal_summary(terminalreporter):
     interpreted = sum(interpreter.REASON in report for report in reports)
     if on_gpu:
         terminalreporter.write_line(
-            f"{on_gpu} GPU tests did not run here: no CUDA device. On a GPU machine: "
-            "python -m pytest -m gpu"
+            f"{on_gpu} GPU tests did not run here, with {torch.cuda.device_count()} CUDA devices. "
+            "On a GPU machine: python -m pytest -m gpu"
         )
     if interpreted and not torch.cuda.is_available():
         terminalreporter.write_line(

@@ -38,10 +38,12 @@ TARGETS = {Arch.SM_90: 90, Arch.SM_100: 100, Arch.SM_103: 103, Arch.SM_107: 107}
 MAY_SPILL = {
     "_select": 1664,
     "prepare": 512,
+    "_attend": 512,
     "_attend_parts": 256,
     "_down_tiles": 72,
     "_gate_up_tiles": 64,
     "_absorb": 64,
+    "_write_head": 40,
     "wide": 24,
     "_attend_window": 16,
     "_compose": 16,
@@ -51,9 +53,9 @@ MAY_SPILL = {
 SPILL_BYTES = {(kernel, arch): size for kernel, size in MAY_SPILL.items() for arch in TARGETS}
 """(kernel, architecture) to the bytes that it may spill; otherwise none. The selection keeps tiles
 of rows on their way, too many with nine snapshots and more; turned queries want sines of large
-fp64 angles; attention of 48 query rows holds 128 registers of sums; KDA's chunks are faster on two
-warps that spill than on four that do not; the experts' tiles on 64 registers, that more programs
-may run."""
+fp64 angles; attention of 48 query rows, of draft blocks too, holds 128 registers of sums; KDA's
+chunks are faster on two warps that spill than on four that do not; the experts' tiles on 64
+registers, that more programs may run."""
 JOB_S = 1200.0
 """One kernel on one architecture, on a busy machine."""
 HEADER = """<!-- Written by tools/compile.py; run `make compile`. -->

@@ -65,6 +65,7 @@ class EngineClient:
         self._stats: list[asyncio.Future[Stats]] = []
         self._error: Exception | None = EngineError("the engine is not started")
         self._failure: Exception | None = None
+        self._gone = asyncio.Event()
         self._limits: Limits | None = None
         self._is_started = self._is_closing = False
 
@@ -144,11 +145,11 @@ class EngineClient:
         """Waits until the core is gone.
 
         Raises:
-            TercelError: why it ended, where `close` has not ended it.
+            TercelError: why it ended, where `close` has not ended it, or it failed meanwhile.
         """
-        await asyncio.wait([self._listener])
-        if self._error is not None and not self._is_closing:
-            raise self._error
+        await self._gone.wait()
+        if self._failure is not None or not self._is_closing:
+            raise self._death()
 
     async def close(self, drain_s: float = 10.0) -> None:
         """Lets running requests finish for `drain_s` seconds, aborts the rest, ends the core.
@@ -213,6 +214,7 @@ class EngineClient:
 
     def _give_up(self) -> None:
         """Tells all who wait for the core that it is gone."""
+        self._gone.set()
         self._error = self._error or self._death()
         waiting: list[asyncio.Future[Any]] = [self._ready, *self._stats]
         for future in waiting:

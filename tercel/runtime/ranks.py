@@ -5,6 +5,7 @@ makes no exchange, so that whatever a rank does, it can still say what happened 
 """
 
 import contextlib
+import logging
 import subprocess
 import sys
 import time
@@ -45,6 +46,7 @@ from tercel.runtime.rank_messages import (
 from tercel.runtime.rank_peers import Peers
 from tercel.runtime.runner import ReportProgress
 
+_LOG = logging.getLogger(__name__)
 RANK_MAIN = "tercel.runtime.rank_process:main"
 _POLL_MS = 200
 """How soon a rank that died is noticed."""
@@ -52,7 +54,8 @@ _SETTLE_S = 1.0
 """Time to hear from the other ranks after one has failed, so that the cause is told from its
 consequences."""
 _REPORT_S = 1.0
-"""How often ranks that others wait for are named."""
+"""How often the ranks that others wait for are named: those that have been quiet for longest, give
+or take as much."""
 _LINGER_MS = 2000
 _EXIT_S = 5.0
 """Time for ranks to end in good order before they are killed."""
@@ -90,6 +93,7 @@ class Ranks:
         self._heard = dict.fromkeys(range(layout.world_size), 0.0)
         """When each rank last said something."""
         self._loaded: dict[int, tuple[int, int]] = {}
+        self._waiting = ""
         members = _members(layout)
         self._store = open_store(members[0], config.rank_deadline_s, serve=True)
         self._peers = Peers(members[0].host)
@@ -131,15 +135,20 @@ class Ranks:
         self._check_alive("between steps")
 
     def close(self) -> None:
-        """Ends the ranks; may be called again."""
+        """Ends the ranks; may be called again. One that ends in another way is logged: no request
+        is lost by it."""
         if self._error is not None:
             return
         self._error = EngineError("the ranks are closed")
         self._peers.send_all(Close())
         deadline = time.monotonic() + _EXIT_S
-        for process in self._processes.values():
+        for rank, process in self._processes.items():
+            how = "did not end in time and is killed"
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(0, deadline - time.monotonic()))
+                code = process.wait(max(0, deadline - time.monotonic()))
+                how = f"ended ({cause(code)})" if code else ""
+            if how:
+                _LOG.warning("rank %d %s while closing; %s", rank, how, self._peers.place(rank))
         self._end()
 
     def _start(self) -> None:
@@ -153,7 +162,7 @@ class Ranks:
     def _gather(self, kind: type[M], phase: str) -> dict[int, M]:
         """One message of `kind` from every rank."""
         arrived: dict[int, M] = {}
-        reported = time.monotonic()
+        self._waiting, reported = "", time.monotonic()
         self._heard = dict.fromkeys(self._heard, reported)
         while len(arrived) < self._layout.world_size:
             match self._receive(phase):
@@ -167,9 +176,13 @@ class Ranks:
             oldest = now - self._config.rank_deadline_s
             if late := [rank for rank in missing if self._heard[rank] < oldest]:
                 raise self._fail(phase, late=late)
-            if arrived and missing and now - reported > _REPORT_S:
+            if missing and now - reported > _REPORT_S:
+                quiet_since = min(self._heard[rank] for rank in missing)
+                quiet = [rank for rank in missing if self._heard[rank] < quiet_since + _REPORT_S]
+                is_late = arrived or quiet_since < reported
+                self._waiting = f"waiting for {name_ranks(quiet)} {phase}" if is_late else ""
                 reported = now
-                self._show_progress(f"waiting for {name_ranks(missing)} {phase}")
+                self._show_progress()
         return arrived
 
     def _answer(self, kind: type[M]) -> M:
@@ -193,10 +206,11 @@ class Ranks:
             raise self._fail(phase, {rank: message.failure})
         return received
 
-    def _show_progress(self, waiting: str = "") -> None:
+    def _show_progress(self) -> None:
         if self._report is not None:
             done_bytes = sum(done for done, _ in self._loaded.values())
-            self._report(done_bytes, sum(total for _, total in self._loaded.values()), waiting)
+            total_bytes = sum(total for _, total in self._loaded.values())
+            self._report(done_bytes, total_bytes, self._waiting)
 
     def _check_usable(self) -> None:
         if self._error is not None:

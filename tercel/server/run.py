@@ -53,7 +53,8 @@ def run(
     on_ready: Callable[[], None],
 ) -> signal.Signals | None:
     """Serves until a signal, which it returns, or until the engine dies. The engine is closed on
-    every way out.
+    every way out. One that dies after the signal is an error if requests are lost by it, and else
+    a warning: all that was asked for has been done.
 
     Args:
         shutdown_s: seconds that running requests have to finish before they are cancelled.
@@ -92,14 +93,16 @@ async def _serve(
     try:
         await server.serve(sockets=[listener])
     finally:
-        engine.cancel()
-        await asyncio.wait([engine])
-        # A start that fails or is cancelled closes the engine itself.
         if is_started:
             await service.abort_all()
             await service.engine.close()
+        else:  # a start that fails or is cancelled closes the engine itself
+            engine.cancel()
+        await asyncio.wait([engine])
     if not engine.cancelled() and (error := engine.exception()):
-        raise error
+        if server.ended_by is None or service.has_lost_requests:
+            raise error
+        logger.warning("%s (while shutting down; no request was lost)", error)
     return server.ended_by
 
 

@@ -39,6 +39,8 @@ class Service:
     model: str
     unready: str | None = "the model is loading"
     """Why requests are refused; None: they are not."""
+    has_lost_requests: bool = False
+    """Whether the engine died while it had some."""
     created: int = field(default_factory=lambda: int(time.time()))
     _running: set[str] = field(default_factory=set)
 
@@ -92,7 +94,7 @@ class Service:
         except RequestFailed:
             raise
         except EngineError as error:
-            self.unready = str(error)
+            self.unready, self.has_lost_requests = str(error), True
             raise
         finally:
             self._running.discard(request_id)

@@ -1,5 +1,7 @@
 """One protocol, three backends, the same bits."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,9 +19,9 @@ def part(rank: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(48, 6, generator=generator).to(dtype)
 
 
-def exercise(group: Group) -> dict[str, torch.Tensor]:
+def exercise(group: Group, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Every call of the protocol once; exchanges whose result differs per rank are gathered."""
-    x = part(group.rank)
+    x = part(group.rank).to(device)
     chunks = [x[:1] * (1 + peer) for peer in range(group.world_size)]
     swapped = torch.cat(group.all_to_all(chunks))
     return {
@@ -48,7 +50,7 @@ def expected(world_size: int) -> dict[str, torch.Tensor]:
 
 def assert_same(actual: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
     for name, value in wanted.items():
-        assert torch.equal(actual[name], value), name
+        assert torch.equal(actual[name].cpu(), value), name
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 16])
@@ -61,21 +63,33 @@ def test_single():
     assert_same(exercise(SingleGroup()), expected(1))
 
 
-def _process(rank: int, world_size: int, address: str) -> None:
+def run_process(rank: int, world_size: int, address: str, backend: str) -> None:
+    """One rank of a group of processes, in a process of its own."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
-    assert_same(exercise(DistributedGroup()), expected(world_size))
-    pair = DistributedGroup(dist.new_group(list(range(world_size))))
-    if rank == 0:
-        pair.send(part(7), 1)
-    elif rank == 1:
-        assert torch.equal(pair.recv(part(7), 0), part(7))
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=world_size)
+    group = DistributedGroup()
+    for device in ("cpu", "cuda") if backend == "nccl" else ("cpu",):
+        assert_same(exercise(group, device), expected(world_size))
+        assert_same(exercise(group.split(1), device), expected(1))
+        pair = DistributedGroup(dist.new_group(list(range(world_size))))
+        x = part(7).to(device)
+        if rank == 0 and world_size > 1:
+            pair.send(x, 1)
+        elif rank == 1:
+            assert torch.equal(pair.recv(torch.empty_like(x), 0), x)
     dist.destroy_process_group()
+
+
+def run_processes(world_size: int, backend: str, directory: Path) -> None:
+    address = f"file://{directory}/store"
+    mp.spawn(run_process, args=(world_size, address, backend), nprocs=world_size)
 
 
 @pytest.mark.slow
 def test_gloo(tmp_path):
-    mp.spawn(_process, args=(2, f"file://{tmp_path}/store"), nprocs=2)
+    run_processes(2, "gloo", tmp_path)
 
 
 def test_point_to_point():

@@ -5,7 +5,7 @@ execution but for loops, and returns what it finds.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 LOADS = {"load", "async_copy_global_to_shared"}
 STORES = {"store", "atomic_add", "atomic_cas", "atomic_xchg"}
@@ -24,13 +24,17 @@ def kernels(tree: ast.Module) -> Iterator[ast.FunctionDef]:
             yield node
 
 
-def early_reads(tree: ast.Module, constants: set[str]) -> list[str]:
+def early_reads(
+    tree: ast.Module, constants: set[str], imported: Sequence[ast.Module] = ()
+) -> list[str]:
     """Loads before the wait for the previous launch of anything but `constants`, and stores, in
-    kernels that are launched: helpers are read where these call them."""
-    functions = {function.name: function for function in kernels(tree)}
-    called = {_name(call) for function in functions.values() for call in _calls(function)}
+    kernels that are launched: helpers are read where these call them, those of `imported` modules
+    too."""
+    own = {function.name: function for function in kernels(tree)}
+    called = {_name(call) for function in own.values() for call in _calls(function)}
+    functions = {each.name: each for module in imported for each in kernels(module)} | own
     found = []
-    for name, function in functions.items():
+    for name, function in own.items():
         if name in called or not _waits(function, functions):
             continue
         for call, root, kind in _accesses(function, functions):

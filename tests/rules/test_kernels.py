@@ -28,10 +28,19 @@ DECLARED = CONSTANTS | {name for name, carried in CARRIED.items() if carried <= 
 WRITTEN = {name for op in catalog().values() for name in op.contract.written}
 
 
+def imported_by(source):
+    """Modules with kernels' helpers that a module imports, and those that they import."""
+    for name in source.imports():
+        for helper in SOURCES:
+            if name.startswith(helper.module + "."):
+                yield from imported_by(helper)
+                yield helper.tree
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.module)
 class TestCatalog:
     def test_reads_before_the_wait_are_declared(self, source):
-        assert early_reads(source.tree, DECLARED) == []
+        assert early_reads(source.tree, DECLARED, list(imported_by(source))) == []
 
     def test_written_shared_memory_is_fenced(self, source):
         assert unfenced_reads(source.tree) == []
@@ -76,6 +85,14 @@ def recurrence(x, weight, state, y, slots, N: tl.constexpr):
 def test_state_read_before_the_wait(early, found):
     tree = ast.parse(STATE_BEFORE_THE_WAIT.format(early=early))
     assert early_reads(tree, {"weight"}) == found
+
+
+def test_a_helper_of_another_module_is_read_where_it_is_called():
+    helper = ast.parse("@triton.jit\ndef taken(pointer):\n    return tl.load(pointer)")
+    kernel = STATE_BEFORE_THE_WAIT.format(early="old = taken(here)")
+    assert early_reads(ast.parse(kernel), {"weight"}) == []
+    found = early_reads(ast.parse(kernel), {"weight"}, [helper])
+    assert found == ["recurrence:12 load of state before gdc_wait"]
 
 
 PRODUCT = """

@@ -43,6 +43,7 @@ class FakeRank:
         self.last = start.member.world_size - 1
         self.fault, self.phase, victim = (*start.config.model.split(), "", "", "")[:3]
         self.is_victim = victim == str(self.rank)
+        self.come_to("connect")
         self.socket = zmq.Context().socket(zmq.DEALER)
         self.socket.connect(start.address.endpoint)
         self.decoder = msgspec.msgpack.Decoder(ToRank)
@@ -65,10 +66,14 @@ class FakeRank:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "kill":
                 time.sleep(600)
-            case "stop" if self.is_victim:
+            case "stop" | "slow" if self.is_victim:
                 time.sleep(600)
             case "raise" if self.is_victim:
                 self.fail(CheckpointError("model-1.safetensors: cut short; download it again"))
+            case "slow":  # the others are, and say so
+                for _ in range(100):
+                    time.sleep(0.1)
+                    self.send(LoadedSome(1, 2))
             case "late" if self.is_victim:  # the others wait for it in an exchange, and give up
                 time.sleep(600)
             case "late" | "drop":
@@ -93,6 +98,7 @@ class FakeRank:
         self.send(LoadedSome(2, 2))
         self.send(Loaded())
         assert isinstance(self.receive(), Join)
+        self.come_to("join")
         self.send(Joined())
         while not isinstance(message := self.receive(), Close):
             match message:

@@ -53,10 +53,18 @@ def test_steps_go_to_all_ranks_and_tokens_come_from_the_last_stage():
         ranks.run(PLAN)
 
 
-@pytest.mark.parametrize("phase", ["start", "load"])
-def test_a_rank_killed_before_it_serves(phase):
+@pytest.mark.parametrize(
+    ("phase", "place"),
+    [
+        ("connect", r"not connected yet\) while starting"),
+        ("start", r".*\) while starting"),
+        ("load", r"here, process \d+\) while loading"),
+        ("join", r"here, process \d+\) while forming the group"),
+    ],
+)
+def test_a_rank_killed_before_it_serves(phase, place):
     begun = time.monotonic()
-    with pytest.raises(EngineError, match=rf"rank 1 ended \(SIGKILL; .*\) while {phase}ing"):
+    with pytest.raises(EngineError, match=rf"rank 1 ended \(SIGKILL; {place}"):
         start(f"kill {phase} 1")
     assert time.monotonic() - begun < 10
 
@@ -87,15 +95,37 @@ def test_the_cause_is_told_from_its_consequences():
         ranks.run(PLAN)
 
 
-def test_a_late_rank_is_named():
-    waiting = []
-    with pytest.raises(EngineError, match="rank 1 made no progress in time while loading"):
-        start(
-            "stop load 1",
-            deadline_s=3,
-            progress=lambda done, total, names="": waiting.append((done, total, names)),
-        )
-    assert (5, 6, "waiting for rank 1 while loading") in waiting
+@pytest.mark.parametrize(
+    ("phase", "loaded", "doing"),
+    [("connect", (0, 0), "starting"), ("load", (5, 6), "loading")],
+)
+def test_a_late_rank_is_named(phase, loaded, doing):
+    seen = []
+    with pytest.raises(EngineError, match=f"rank 1 made no progress in time while {doing}"):
+        start(f"stop {phase} 1", deadline_s=3, progress=lambda *report: seen.append(report))
+    assert (*loaded, f"waiting for rank 1 while {doing}") in seen
+
+
+def test_a_quiet_rank_is_named_before_others_have_arrived():
+    """Of many that load for long: the one that says nothing any more, as long as that lasts."""
+    seen = []
+    with pytest.raises(EngineError, match="rank 2 made no progress in time while loading"):
+        start("slow load 2", deadline_s=3, progress=lambda *report: seen.append(report))
+    names = [waiting for _, _, waiting in seen]
+    assert names.count("waiting for rank 2 while loading") > 5
+    assert "waiting for ranks 0-2 while loading" not in names
+
+
+def test_a_rank_that_ends_in_another_way_when_closed_is_logged(caplog, monkeypatch):
+    monkeypatch.setattr("tercel.runtime.ranks._EXIT_S", 0.5)
+    ranks = start()
+    os.kill(ranks._processes[2].pid, signal.SIGKILL)
+    os.kill(ranks._processes[0].pid, signal.SIGSTOP)
+    ranks.close()
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "rank 0 did not end in time and is killed while closing",
+        "rank 2 ended (SIGKILL) while closing",
+    ]
 
 
 def test_a_rank_that_keeps_the_others_waiting_is_named():

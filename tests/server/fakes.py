@@ -35,7 +35,7 @@ class FakeEngine:
     running: set[str] = field(default_factory=set)
     aborted: list[str] = field(default_factory=list)
     counters: Counters = field(default_factory=Counters)
-    is_closed: bool = False
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def start(self) -> None:
         await asyncio.sleep(self.delay_s)
@@ -61,10 +61,10 @@ class FakeEngine:
             self.aborted.append(request_id)
 
     async def lost(self) -> None:
-        await asyncio.Event().wait()
+        await self.closed.wait()
 
     async def close(self) -> None:
-        self.is_closed = True
+        self.closed.set()
 
     def generate(
         self, request_id: str, prompt_ids: Sequence[int], params: SamplingParams

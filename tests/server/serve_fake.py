@@ -49,7 +49,7 @@ def main(load_s: float, delay_s: float, shutdown_s: float) -> None:
     finally:
         end = {
             "aborted": len(engine.aborted),
-            "closed": engine.is_closed,
+            "closed": engine.closed.is_set(),
             "signal": signal and signal.name,
         }
         print(json.dumps(end), flush=True)

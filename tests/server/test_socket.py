@@ -1,6 +1,7 @@
 """A real server process: disconnects, signals, the port, loading."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ import httpx
 import openai
 import pytest
 
-from tercel.errors import ConfigError
-from tercel.server.run import bind
+from tercel.errors import ConfigError, EngineError
+from tercel.server.run import bind, run
+from tercel.server.service import Service
+from tests.server.fakes import TOKENIZER, FakeEngine, message, says
 
 ROOT = Path(__file__).parents[2]
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
@@ -181,6 +185,27 @@ def test_health_while_loading_and_a_signal_then() -> None:
 def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     with server(load_s=-1) as process:
         assert process.end() == {"aborted": 0, "closed": True, "signal": None}
+
+
+@dataclass
+class LostAtTheEnd(FakeEngine):
+    """Loses a rank while it is closed."""
+
+    async def lost(self) -> None:
+        await super().lost()
+        raise EngineError("rank 1 ended (SIGKILL)")
+
+
+def test_a_rank_lost_after_the_last_request_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    service = Service(LostAtTheEnd(says(message("fine"))), TOKENIZER, "nano")
+    ended_by = run(
+        service,
+        bind("127.0.0.1", 0),
+        shutdown_s=1,
+        on_ready=lambda: os.kill(os.getpid(), signal.SIGTERM),
+    )
+    assert ended_by == signal.SIGTERM
+    assert "rank 1 ended (SIGKILL) (while shutting down; no request was lost)" in caplog.text
 
 
 def test_a_port_in_use_and_an_unknown_host() -> None:

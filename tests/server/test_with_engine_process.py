@@ -83,8 +83,8 @@ def test_answers_cancels_survives_and_ends() -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "in a request"])
-def test_a_killed_core_ends_the_server(is_idle: bool) -> None:
+@pytest.mark.parametrize("when", ["idle", "in a request", "in a request, while shutting down"])
+def test_a_killed_core_ends_the_server(when: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE],
         cwd=ROOT,
@@ -97,12 +97,15 @@ def test_a_killed_core_ends_the_server(is_idle: bool) -> None:
         port, core = map(int, process.stdout.readline().split())
         url = f"http://127.0.0.1:{port}"
         body = {"prompt": "a", "ignore_eos": True, "max_tokens": 3000, "stream": True}
-        if is_idle:
+        if when == "idle":
             os.kill(core, signal.SIGKILL)
         else:
             with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
                 lines = response.iter_lines()
                 next(lines)
+                if when.endswith("while shutting down"):
+                    process.send_signal(signal.SIGTERM)
+                    time.sleep(0.3)
                 os.kill(core, signal.SIGKILL)
                 assert any('"error"' in line and "SIGKILL" in line for line in lines)
         _, err = process.communicate(timeout=15)

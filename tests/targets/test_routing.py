@@ -1,6 +1,8 @@
 """The tree decides and says why; off, auto and require differ in what a miss means."""
 
 from dataclasses import replace
+from functools import cache
+from itertools import product
 
 import pytest
 
@@ -15,12 +17,17 @@ from tercel.targets.table import NAMED
 from tercel.weights.published import published_config
 
 
+@cache
+def published_model(name) -> ModelConfig:
+    return ModelConfig.from_dict(published_config(name))
+
+
 def question(
     mode="auto", layout="tp16_moetp4ep4", arch=Arch.SM_100, model="kimi_k3_mxfp4", **changes
 ) -> Question:
     """What the engine would ask; `changes` of fields that it refuses are set behind its back."""
     settings = {key: changes.pop(key) for key in ("drafter", "kv_dtype") if key in changes}
-    parsed = replace(ModelConfig.from_dict(published_config(model)), **changes)
+    parsed = replace(published_model(model), **changes)
     config = EngineConfig(model="k3", mode=mode, layout=layout)
     for key, value in settings.items():
         object.__setattr__(config, key, value)
@@ -28,7 +35,10 @@ def question(
 
 
 def chosen(**changes) -> str | None:
-    routed = route(question(**changes))
+    try:
+        routed = route(question(**changes))
+    except NoTarget:
+        return None
     return routed.row.name if routed.is_named else None
 
 
@@ -148,9 +158,46 @@ def test_nearest_target(changes, nearest):
     assert nearest_target(question(**changes)) == nearest
 
 
-def test_changing_what_the_nearest_target_asks_for_leads_to_it():
-    assert chosen(layout="tp16") is None
-    assert chosen(layout="tp16_moetp4ep4") is not None
+QUANTIZATIONS = {"kimi_k3_mxfp4": "compressed-tensors", "kimi_k3_nvfp4": "modelopt_mixed"}
+MISSES = [
+    dict(zip(("arch", "layout", "quant_method", "drafter", "kv_dtype"), values, strict=True))
+    for values in product(
+        (Arch.SM_90, Arch.SM_103, Arch.SM_107, Arch.CPU),
+        ("tp16", "tp16_moetp16ep1", "tp8_pp2", "helix8"),
+        ("compressed-tensors", "modelopt_mixed", None),
+        (None, "drafter"),
+        ("auto", "float8"),
+    )
+]
+
+
+def test_doing_what_the_nearest_target_asks_for_leads_to_it():
+    """Every change that it names is enough, and none of them can be left out."""
+    misses = [changes for changes in MISSES if chosen(**changes) is None]
+    assert len(misses) > 150
+    for changes in misses:
+        name, _, wanted = nearest_target(question(**changes)).partition(": set ")
+        steps = [settings_of(change) for change in wanted.split(", ")]
+        for omitted in range(-1, len(steps)):
+            done = {**changes}
+            for index, step in enumerate(steps):
+                done |= {} if index == omitted else step
+            assert (chosen(**done) == name) == (omitted < 0), (changes, wanted, omitted)
+
+
+def settings_of(change):
+    """The arguments of `question` that do what a nearest target asks for."""
+    field, _, value = change.partition("=")
+    match field:
+        case "checkpoint":
+            return {"quant_method": QUANTIZATIONS[value]}
+        case "arch":
+            return {"arch": Arch(value)}
+        case "kv_dtype":
+            return {"kv_dtype": value.split(" or ")[0]}
+        case "drafter" | "no drafter":
+            return {"drafter": None if "no" in field else "drafter"}
+    return {field: value}
 
 
 def test_require_raises_with_the_trace_and_the_nearest_target():
@@ -170,6 +217,10 @@ def test_off_searches_nothing():
     routed = route(question(mode="off"))
     assert routed.row.policy == "portable"
     assert [line.label for line in routed.trace.lines] == ["mode"]
+
+
+def test_auto_is_the_default():
+    assert EngineConfig(model="k3").mode == "auto"
 
 
 def test_auto_without_a_target_is_generic():
@@ -194,7 +245,7 @@ class TestClaims:
     @pytest.mark.parametrize("row", NAMED, ids=lambda row: row.name)
     def test_the_layout_divides_the_published_model_or_names_what_is_not_built(self, row):
         published = {"kimi_linear_bf16": "kimi_linear_48b"}.get(row.checkpoint, row.checkpoint)
-        model = ModelConfig.from_dict(published_config(published))
+        model = published_model(published)
         assert checkpoint_name(model) == row.checkpoint
         try:
             Layout.parse(row.layout).check(model)

@@ -64,6 +64,9 @@ def test_require_exits_with_the_trace(capsys):
     [
         (["--mode", "sometimes"], 2, "sometimes"),
         (["--layout", "tp3"], 1, "does not divide by tp 3"),
+        (["--layout", "dep4"], 1, "layout dep4: attention_dp=4 is not built"),
+        (["--layout", "helix4"], 1, "layout helix4: decode_cp=4 is not built"),
+        (["--layout", "tp1_dwdp4"], 1, "layout tp1_dwdp4: distributed_weights=4 is not built"),
         (["--diff", "layout"], 1, "expected FIELD=VALUE"),
         (["--diff", "lay=tp2"], 1, "lay: unknown"),
     ],

@@ -1,11 +1,27 @@
 """Gated activations in kernels: fp32 values in, the fp32 product out."""
 
+from typing import Any, NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
 BLOCK = 1024
+
+
+class Activation(NamedTuple):
+    name: str
+    """situ or silu."""
+    beta: float | None
+    linear_beta: float | None
+
+
+def activation_options(activation: Activation | None) -> dict[str, Any]:
+    """What `activate` needs to know; None: nothing is activated."""
+    if activation is None or activation.name == "silu":
+        return {"BETA": 0.0, "LINEAR_BETA": 0.0}
+    return {"BETA": activation.beta, "LINEAR_BETA": activation.linear_beta or 0.0}
 
 
 @triton.jit

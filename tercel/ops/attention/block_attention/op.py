@@ -2,13 +2,18 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.attention.block_attention import portable as fast
 from tercel.ops.attention.block_attention import reference as naive
 from tercel.ops.attention.block_attention.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.block_attention), portable(fast.block_attention))
+@operation(
+    CONTRACT,
+    reference(naive.block_attention),
+    portable(fast.block_attention),
+    kernel("triton", naive.block_attention),
+)
 def block_attention(
     q: torch.Tensor,
     k: torch.Tensor,

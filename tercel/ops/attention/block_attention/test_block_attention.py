@@ -13,6 +13,7 @@ from tercel.contract.check import (
 from tercel.ops._lib import block_attention as lib
 from tercel.ops.attention.block_attention import CONTRACT, block_attention
 from tercel.ops.attention.block_attention import portable as fast
+from tests.interpreter import INTERPRETED, REASON
 
 NANO, K3, WIDE, ANCHORED, SLIDING, MLA = CONTRACT.cells
 PORTABLE = block_attention.portable.name
@@ -130,3 +131,31 @@ def test_control_query_heads_dealt_to_kv_heads():
         return out[:, [0, 2, 1, 3]].flatten(1)
 
     check_control(block_attention, NANO, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+    def test_cells(self, cell, dtype):
+        check_cell(block_attention, cell, "triton", dtype=dtype)
+
+    @pytest.mark.parametrize("cell", [K3, ANCHORED], ids=str)
+    def test_replay(self, cell):
+        check_replay(block_attention, cell, "triton", dtype=torch.bfloat16)
+
+    @pytest.mark.parametrize("window", [60, 100, 200])
+    @pytest.mark.parametrize("anchored", [False, True])
+    def test_a_window_starts_in_any_tile(self, window, anchored):
+        a = draw(block_attention, K3, dtype=torch.float32)
+        a |= {"window": window, "window_from_anchor": anchored}
+        ours, plain = (block_attention.using(name)(**a) for name in ("triton", PORTABLE))
+        torch.testing.assert_close(ours, plain)
+
+    def test_control_a_part_is_lost(self):
+        """The context of 187 tokens is divided; without its second part the cell fails."""
+
+        def broken(context_lens, **rest):
+            return block_attention.using("triton")(context_lens=context_lens - 60, **rest)
+
+        check_control(block_attention, K3, broken)

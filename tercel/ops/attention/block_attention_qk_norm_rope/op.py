@@ -2,7 +2,7 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.attention.block_attention_qk_norm_rope import portable as fast
 from tercel.ops.attention.block_attention_qk_norm_rope import reference as naive
 from tercel.ops.attention.block_attention_qk_norm_rope.contract import CONTRACT
@@ -12,6 +12,7 @@ from tercel.ops.attention.block_attention_qk_norm_rope.contract import CONTRACT
     CONTRACT,
     reference(naive.block_attention_qk_norm_rope),
     portable(fast.block_attention_qk_norm_rope),
+    kernel("triton", naive.block_attention_qk_norm_rope),
 )
 def block_attention_qk_norm_rope(
     qkv: torch.Tensor,

@@ -17,6 +17,7 @@ from tercel.ops.attention.block_attention_qk_norm_rope import (
 )
 from tercel.ops.attention.block_attention_qk_norm_rope import portable as fast
 from tercel.ops.attention.qk_norm_rope import qk_norm_rope
+from tests.interpreter import INTERPRETED, REASON
 
 OP = block_attention_qk_norm_rope
 NANO, _, _, SPECULATORS = CONTRACT.cells
@@ -103,3 +104,15 @@ def test_control_other_frequencies():
         return fast.block_attention_qk_norm_rope(inv_freq=inv_freq * 1.01, **rest)
 
     check_control(OP, NANO, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+    def test_cells(self, cell, dtype):
+        check_cell(OP, cell, "triton", dtype=dtype)
+
+    @pytest.mark.parametrize("cell", [NANO, SPECULATORS], ids=str)
+    def test_replay(self, cell):
+        check_replay(OP, cell, "triton", dtype=torch.bfloat16)

@@ -2,13 +2,18 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.attention.qk_norm_rope import portable as fast
 from tercel.ops.attention.qk_norm_rope import reference as naive
 from tercel.ops.attention.qk_norm_rope.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.qk_norm_rope), portable(fast.qk_norm_rope))
+@operation(
+    CONTRACT,
+    reference(naive.qk_norm_rope),
+    portable(fast.qk_norm_rope),
+    kernel("triton", naive.qk_norm_rope),
+)
 def qk_norm_rope(
     qkv: torch.Tensor,
     q_norm: torch.Tensor,

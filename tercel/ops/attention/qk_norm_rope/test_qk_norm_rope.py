@@ -12,6 +12,7 @@ from tercel.contract.check import (
 )
 from tercel.ops.attention.qk_norm_rope import CONTRACT, qk_norm_rope
 from tercel.ops.attention.qk_norm_rope import portable as fast
+from tests.interpreter import INTERPRETED, REASON
 
 NANO, _, PAIRS = CONTRACT.cells
 PORTABLE = qk_norm_rope.portable.name
@@ -87,3 +88,18 @@ def test_control_norm_over_all_heads():
         return q * (own / own.mean(1, keepdim=True)).sqrt(), k
 
     check_control(qk_norm_rope, NANO, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
+    def test_cells(self, cell, dtype):
+        check_cell(qk_norm_rope, cell, "triton", dtype=dtype)
+
+    @pytest.mark.parametrize("cell", [NANO, PAIRS], ids=str)
+    def test_rounds_once(self, cell):
+        check_roundings(qk_norm_rope, cell, "triton")
+
+    def test_replay(self):
+        check_replay(qk_norm_rope, NANO, "triton", dtype=torch.bfloat16)

@@ -1,31 +1,5 @@
 """The kernels of tercel/ops/_lib/kernel_experts.py at up to 64 tokens."""
 
-import torch
+from tercel.ops._lib.kernel_experts import experts_of_act as experts_decode
 
-from tercel.ops._lib.kernel_experts import Activation, Slots, few_tokens
-
-
-def experts_decode(
-    z: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    w13: torch.Tensor,
-    w13_scale: torch.Tensor | None,
-    w2: torch.Tensor,
-    w2_scale: torch.Tensor | None,
-    w13_scale_2: torch.Tensor | None = None,
-    w2_scale_2: torch.Tensor | None = None,
-    *,
-    first_expert: int,
-    activation: str,
-    beta: float | None,
-    linear_beta: float | None,
-    ids_early: bool = False,
-) -> torch.Tensor:
-    return few_tokens(
-        z,
-        Slots(ids, weights, first_expert),
-        (w13, w13_scale, w2, w2_scale),
-        Activation(activation, beta, linear_beta),
-        ids_early=ids_early,
-    )
+__all__ = ["experts_decode"]

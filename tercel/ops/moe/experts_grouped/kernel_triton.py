@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 from tercel.ops._lib.expert_tiles import Split
-from tercel.ops._lib.kernel_experts import Activation, activate, activation_options, exactly
+from tercel.ops._lib.kernel_activation import Activation, activate, activation_options
+from tercel.ops._lib.kernel_expert_tiles import exactly
 
 CHUNK = 4096
 """Tokens at a time, which bounds the scratch memory."""
@@ -283,7 +284,6 @@ def _tiles_product(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     UP: tl.constexpr,
-    SILU: tl.constexpr,
     BETA: tl.constexpr,
     LINEAR_BETA: tl.constexpr,
     PARTS: tl.constexpr,
@@ -338,7 +338,7 @@ def _tiles_product(
         if UP:
             halves = tl.permute(tl.reshape(sums, (TILES, 2, 8, ROWS)), (0, 2, 3, 1))
             gate, up = tl.split(halves.to(act).to(tl.float32))
-            done = tl.reshape(activate(gate, up, act, SILU, BETA, LINEAR_BETA), (TILES * 8, ROWS))
+            done = tl.reshape(activate(gate, up, act, BETA, LINEAR_BETA), (TILES * 8, ROWS))
             element = tl.program_id(0) * (TILES * 8) + tl.arange(0, TILES * 8)
             target = out + row[None, :] * (M // 2) + _column(element)[:, None]
             tl.store(target, done.to(act), mask=real[None, :] & (element < M // 2)[:, None])
@@ -388,7 +388,6 @@ def _rows_product(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     UP: tl.constexpr,
-    SILU: tl.constexpr,
     BETA: tl.constexpr,
     LINEAR_BETA: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -420,7 +419,7 @@ def _rows_product(
         if UP:
             halves = tl.permute(tl.reshape(sums, (COLUMNS // 2, 2, ROWS)), (0, 2, 1))
             gate, up = tl.split(halves.to(act).to(tl.float32))
-            done = activate(gate, up, act, SILU, BETA, LINEAR_BETA)
+            done = activate(gate, up, act, BETA, LINEAR_BETA)
             column = tl.program_id(0) * (COLUMNS // 2) + tl.arange(0, COLUMNS // 2)
             target = out + row[None, :] * (M // 2) + column[:, None]
             tl.store(target, done.to(act), mask=real[None, :] & (column < M // 2)[:, None])

@@ -1,46 +1,26 @@
-"""moe/experts_grouped for one or two tokens whose experts stream from memory once.
-
-    h_i = act(w13[e_i] @ z)                     e_i = ids[i] - first_expert, fp32 sums
-    a_i = activation(h_i)                       rounded as situ_mul or silu_mul round
-    t_i = act(w2[e_i] @ a_i)
-    y   = act(sum_i weights_i * t_i)            fp32, over the slots, one rounding
+"""moe/experts_decode for one or two tokens whose experts stream from memory once.
 
 Two tokens are taken where experts are narrow and all of them are on every rank: then both may want
 the same expert, whose second read comes from the cache.
 Source: as moe/experts_grouped.
 """
 
-from tercel.contract import Arg, Cell, Contract, Hazard
-from tercel.ops.moe.experts_grouped.contract import (
-    ARGS,
-    AXES,
-    TOLERANCE,
-    WEIGHTS,
-    WHERE,
-    cost,
-    inputs,
-    valid,
-)
+from dataclasses import replace
+
+from tercel.contract import Cell, Hazard
+from tercel.ops.moe.experts_decode.contract import CONTRACT as DECODE
+from tercel.ops.moe.experts_decode.contract import MAX_TOKENS as MOST_OF_DECODE
 
 MAX_TOKENS = 2
-MAX_SLOTS = 16
-"""Experts per token."""
 MAX_WIDTH_OF_TWO = 256
 """Widest expert of a call with two tokens."""
 
-CONTRACT = Contract(
-    axes=AXES,
-    args=ARGS,
-    returns={"y": Arg("T L")},
-    cost=cost,
-    inputs=inputs,
-    valid=valid,
-    weights=WEIGHTS,
+CONTRACT = replace(
+    DECODE,
     where=(
-        *WHERE,
+        *(condition for condition in DECODE.where if condition != f"T <= {MOST_OF_DECODE}"),
         f"T <= {MAX_TOKENS}",
         f"T == 1 or I <= {MAX_WIDTH_OF_TWO}",
-        f"k <= {MAX_SLOTS}",
     ),
     cells=(
         Cell("nano, one token", ("tp1",), T=1, k=4, E=16, L=128, I=128, mxfp4=True),
@@ -49,13 +29,8 @@ CONTRACT = Contract(
         Cell("one wide token", T=1, k=2, E=4, L=64, I=320, total=8, first=2, mxfp4=True),
         Cell("bf16 experts with SiLU", T=2, k=2, E=3, L=32, I=24, activation="silu"),
     ),
-    tolerance=TOLERANCE,
     hazards=(
-        Hazard(
-            "early_read",
-            "weights are read before the wait",
-            ("w13", "w13_scale", "w2", "w2_scale"),
-        ),
+        *(hazard for hazard in DECODE.hazards if hazard.kind != "capacity"),
         Hazard(
             "capacity", "three tokens, or two of wide experts: use experts_decode", ("z",), True
         ),

@@ -33,6 +33,7 @@ def experts_stream(
     activation: str,
     beta: float | None,
     linear_beta: float | None,
+    ids_early: bool = False,
 ) -> torch.Tensor:
     """The weighted sum of this rank's chosen experts, for one or two tokens.
 
@@ -49,6 +50,7 @@ def experts_stream(
         first_expert: id of w13[0]; slots outside first_expert .. first_expert + E - 1 add nothing.
         activation: situ or silu.
         beta, linear_beta: bounds of situ; silu does not read them.
+        ids_early: as in moe/experts_decode.
     Returns:
         [T, L] in the dtype of z, newly allocated: this rank's part, not yet reduced. The bits are
         those of experts_decode.

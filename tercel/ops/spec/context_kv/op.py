@@ -2,13 +2,18 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.ops.spec.context_kv import portable as fast
 from tercel.ops.spec.context_kv import reference as naive
 from tercel.ops.spec.context_kv.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.context_kv), portable(fast.context_kv))
+@operation(
+    CONTRACT,
+    reference(naive.context_kv),
+    portable(fast.context_kv),
+    kernel("triton", naive.context_kv),
+)
 def context_kv(
     x: torch.Tensor,
     weight: torch.Tensor,

@@ -13,6 +13,7 @@ from tercel.contract.check import (
 from tercel.ops.attention.qk_norm_rope import qk_norm_rope
 from tercel.ops.spec.context_kv import CONTRACT, context_kv
 from tercel.ops.spec.context_kv.reference import context_kv as naive
+from tests.interpreter import INTERPRETED, REASON
 
 NANO, PREFILL, K3, PAIRS = CONTRACT.cells
 PORTABLE = context_kv.portable.name
@@ -136,3 +137,17 @@ def test_control_values_normed_as_keys():
         pages.flatten(1, 2)[:, slot_mapping] = rows
 
     check_control(context_kv, NANO, broken)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("cell", [NANO, PREFILL, PAIRS], ids=str)
+    def test_cells(self, cell, dtype):
+        check_cell(context_kv, cell, "triton", dtype=dtype)
+
+    def test_sequence(self):
+        check_sequence(context_kv, PAIRS, "triton", steps=4)
+
+    def test_replay(self):
+        check_replay(context_kv, NANO, "triton", dtype=torch.bfloat16)
