@@ -1,10 +1,11 @@
 """The routed experts of a prefill chunk at Kimi K3's shapes on a rank of tp16_moetp4ep4.
 
-    python -m benchmarks.experts_prefill [--tokens 4096 512] [--sweep]
+    python -m benchmarks.experts_prefill [--tokens 4096 512] [--sweep] [--check]
 
 Uniform routing over 896 experts, of which 224 are here. Prints every launch, and with --sweep the
-two products in other configurations. The best public kernel (humming 0.1.12, W4A16) takes 538 us
-for gate_up and 315 us for down at 4096 tokens.
+two products cut in other ways; --check first compares every cut with the Triton kernels. The best
+public kernel (humming 0.1.12) takes 538 us for gate_up and 315 us for down at 4096 tokens in W4A16,
+280 and 218 us in W4A8 with one scale a token.
 """
 
 import argparse
@@ -15,70 +16,140 @@ import torch
 
 from benchmarks.experts import ACTIVATION, LATENT, Case, weights
 from tercel.contract.timing import copy_bandwidth, in_graph, interleave
-from tercel.ops.moe.experts_grouped import kernel_triton as kernel
+from tercel.ops._lib import kernel_slot_products as triton_form
+from tercel.ops._lib import kernel_slot_wgmma as gluon_form
+from tercel.ops._lib.kernel_row_e4m3 import rows_in_e4m3
+from tercel.ops._lib.kernel_slot_products import Config, Matrix, reordered
+from tercel.ops._lib.kernel_slot_wgmma import Block
+from tercel.ops._lib.kernel_slots import combine, sort
+from tercel.ops.moe.experts_grouped import experts_grouped
+from tercel.ops.moe.experts_grouped_e4m3 import experts_grouped_e4m3
 
 EXPERTS, TOTAL, WIDTH, CHOSEN = 224, 896, 768, 16
-CALLS = 3
-SWEEP = (
-    kernel.Config(32, 64, 4, 4),
-    kernel.Config(32, 128, 4, 4),
-    kernel.Config(64, 64, 4, 4),
-    kernel.Config(64, 128, 4, 3),
-    kernel.Config(128, 64, 4, 3),
-    kernel.Config(128, 64, 4, 4),
-    kernel.Config(128, 64, 8, 3),
-    kernel.Config(128, 128, 4, 3),
-    kernel.Config(128, 128, 8, 3),
-    kernel.Config(256, 64, 4, 3),
-    kernel.Config(256, 64, 8, 3),
-)
+CALLS = 2
+ALL = [Block((64, 32), 4), Block((64, 32), 4, stages=4), Block((64, 32), 8), Block((64,), 4)]
+ALL += [Block((64,), 4, stages=4), Block((128,), 4, stages=4), Block((64, 16), 4, stages=4)]
+ALL += [Block((32,), 4), Block((32,), 4, stages=4), Block((32,), 8), Block((32, 16), 4, stages=4)]
+FEW = ALL[:2]
+TRITON = Config(slots=128)
 
 
-def measure(tokens: int, sweep: bool) -> None:
-    packed = weights(Case("prefill", EXPERTS, WIDTH, tokens, 4))
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.stack([torch.randperm(TOTAL, generator=generator)[:CHOSEN] for _ in range(tokens)])
-    ids = ids.cuda()
-    shares = torch.rand(tokens, CHOSEN, device="cuda") / 8
-    z = torch.randn(tokens, LATENT, device="cuda", dtype=torch.bfloat16)
-    lists, ordered = kernel.sort(ids, 0, EXPERTS), kernel.reordered(z)
-    hidden = torch.zeros(tokens * CHOSEN, WIDTH, device="cuda", dtype=torch.bfloat16)
-    outputs = torch.zeros(tokens * CHOSEN, LATENT, device="cuda", dtype=torch.bfloat16)
-    chosen = kernel.choose(tokens * CHOSEN / EXPERTS)
+class Inputs:
+    """Of one number of tokens."""
+
+    def __init__(self, tokens: int) -> None:
+        words, scales, down_words, down_scales = weights(Case("prefill", EXPERTS, WIDTH, tokens, 4))
+        largest = [
+            torch.full((EXPERTS, rows), 121, dtype=torch.uint8, device="cuda")
+            for rows in (2 * WIDTH, LATENT)
+        ]
+        self.up = Matrix(words, scales, largest[0])
+        self.down = Matrix(down_words, down_scales, largest[1])
+        generator = torch.Generator().manual_seed(0)
+        order = [torch.randperm(TOTAL, generator=generator)[:CHOSEN] for _ in range(tokens)]
+        self.ids = torch.stack(order).cuda()
+        self.shares = torch.rand(tokens, CHOSEN, device="cuda") / 8
+        self.z = torch.randn(tokens, LATENT, device="cuda", dtype=torch.bfloat16)
+        slots = self.ids.numel()
+        self.hidden = torch.randn(slots, WIDTH, device="cuda", dtype=torch.bfloat16)
+        self.outputs = torch.randn(slots, LATENT, device="cuda", dtype=torch.bfloat16)
+
+    def sort(self, rows: int):
+        return sort(self.ids, 0, EXPERTS, rows)
+
+
+def product(form, cut, given: Inputs, is_up: bool, e4m3: bool, four: bool, out=None):
+    """A call of one product, its inputs made here."""
+    slots = given.sort(cut.slots)
+    source, matrix = (given.z, given.up) if is_up else (given.hidden, given.down)
+    if e4m3:
+        x, scale = rows_in_e4m3(source, None if is_up else slots, four=four)
+    else:
+        x, scale = reordered(source), None
+        matrix = matrix._replace(largest=None)
+    width = WIDTH if is_up else LATENT
+    out = source.new_zeros(given.ids.numel(), width) if out is None else out
+    return partial(form, x, scale, slots, matrix, out, cut, ACTIVATION if is_up else None)
+
+
+def whole(given: Inputs, op, up: Matrix):
+    """A call of an op's Hopper kernel."""
+    down = given.down if up.largest is not None else given.down._replace(largest=None)
+    weights = (up.values, up.scales, down.values, down.scales, up.largest, down.largest)
+    name, beta, linear_beta = ACTIVATION
+    act = {"activation": name, "beta": beta, "linear_beta": linear_beta, "first_expert": 0}
+    run = op.implementation("gluon").run
+    return partial(run, given.z, given.ids, given.shares, *weights, **act)
+
+
+def check(given: Inputs, cuts: list[Block]) -> None:
+    for e4m3 in (False, True):
+        for is_up in (True, False):
+            expected = product(triton_form.product, TRITON, given, is_up, e4m3, False)().float()
+            for cut in cuts:
+                try:
+                    run = product(gluon_form.product, cut, given, is_up, e4m3, True)
+                    ours = run().float()
+                    error = float((ours - expected).abs().max() / expected.abs().max())
+                    rms = float((ours - expected).norm() / expected.norm())
+                    print(f"  e4m3 {e4m3} up {is_up} {cut}: {error:.1e} {rms:.1e}", flush=True)
+                except Exception as error:
+                    print(f"  {e4m3} {is_up} {cut}: {type(error).__name__} {error}"[:300])
+
+
+def measure(given: Inputs, cuts: list[Block], rounds: int) -> None:
+    tokens = len(given.z)
     graphs: dict[str, Callable[[], object]] = {}
 
-    def add(name: str, run: Callable[..., object], *arguments: object) -> None:
+    def add(name: str, make: Callable[..., Callable[[], object]], *arguments: object) -> None:
         try:
-            graphs[name] = in_graph([partial(run, *arguments)] * CALLS)
+            graphs[name] = in_graph([make(*arguments)] * CALLS)
         except Exception as error:
             print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
 
-    add("whole", kernel.launch, z, ids, shares, packed, 0, ACTIVATION, chosen)
-    add("sort", kernel.sort, ids, 0, EXPERTS)
-    add("reorder", kernel.reordered, z)
-    add("combine", kernel.combine, outputs, ids, shares, 0, EXPERTS)
-    for config in SWEEP if sweep else (chosen,):
-        up = (ordered, lists, *packed[:2], ids.shape, 2 * WIDTH, config, ACTIVATION)
-        add(f"FC1 {tuple(config)}", kernel.product, *up)
-        back = (hidden, lists, *packed[2:], ids.shape, LATENT, config, None)
-        add(f"FC2 {tuple(config)}", kernel.product, *back)
-    rows = int(lists.counts.sum())
-    print(f"{tokens} tokens, {rows} slots here, chosen {tuple(chosen)}")
-    for name, timing in interleave(graphs, rounds=4, device="cuda").items():
+    add("whole W4A16", lambda: whole(given, experts_grouped, given.up._replace(largest=None)))
+    add("whole W4A8", lambda: whole(given, experts_grouped_e4m3, given.up))
+    slots = given.sort(96)
+    add("sort", partial, given.sort, 96)
+    add("reorder", partial, reordered, given.z)
+    add("combine", partial, combine, given.outputs, given.ids, given.shares, 0, EXPERTS)
+    add("z in e4m3", lambda: partial(rows_in_e4m3, given.z, four=True))
+    add("h in e4m3", lambda: partial(rows_in_e4m3, given.hidden, slots, four=True))
+    for is_up in (True, False):
+        name = "FC1" if is_up else "FC2"
+        add(f"{name} triton", product, triton_form.product, TRITON, given, is_up, False, False)
+        for e4m3 in (False, True):
+            for cut in cuts:
+                text = f"{name} {'A8 ' if e4m3 else 'A16'} {cut.pieces} {cut.warps} {cut.stages}"
+                add(text, product, gluon_form.product, cut, given, is_up, e4m3, True)
+    rows = int(slots.counts.sum())
+    print(f"{tokens} tokens, {rows} slots here")
+    for name, timing in interleave(graphs, rounds=rounds, device="cuda").items():
         each = timing.per(CALLS)
-        flops = 2 * rows * WIDTH * LATENT * {"FC1": 2, "FC2": 1, "who": 3}.get(name[:3], 0)
-        print(f"  {name:28} {each.median_us:8.1f} us, {flops / each.median_us / 1e6:5.0f} TFLOP/s")
+        flops = 2 * rows * WIDTH * LATENT * {"FC1": 2, "FC2": 1}.get(name[:3], 0)
+        rate = f"{flops / each.median_us / 1e6:5.0f} TFLOP/s" if flops else ""
+        spread = f"{each.low_us:.1f}..{each.high_us:.1f}"
+        print(f"  {name:28} {each.median_us:8.1f} us ({spread}) {rate}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", nargs="*", type=int, default=[4096, 512, 64])
-    parser.add_argument("--sweep", action="store_true", help="other configurations too")
+    parser.add_argument("--sweep", action="store_true", help="other cuts too")
+    parser.add_argument("--cuts", nargs="*", type=int, help="which of the sweep's")
+    parser.add_argument("--check", action="store_true", help="compare and time nothing")
+    parser.add_argument("--rounds", type=int, default=4)
     options = parser.parse_args()
     copy = copy_bandwidth(1 << 30, device="cuda")
     print(f"{torch.cuda.get_device_name()}, copy {copy / 1e9:.0f} GB/s", flush=True)
     for tokens in options.tokens:
-        measure(tokens, options.sweep)
+        given, cuts = Inputs(tokens), ALL if options.sweep else FEW
+        if options.cuts is not None:
+            cuts = [ALL[index] for index in options.cuts]
+        if options.check:
+            check(given, cuts)
+        else:
+            measure(given, cuts, options.rounds)
 
 
 if __name__ == "__main__":

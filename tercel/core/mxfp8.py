@@ -15,12 +15,12 @@ BIAS = 127
 """Of the exponent in a scale byte."""
 
 
-def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes [..., K] e4m3 and scales [..., K / 32] u8 of x [..., K], ties to the even code.
+def quantize(x: torch.Tensor, *, block: int = BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes [..., K] e4m3 and scales [..., K / block] u8 of x [..., K], ties to the even code.
 
     A block with a value that is not finite has the byte 0 and codes that are not numbers.
     """
-    blocks = torch.unflatten(x.detach(), -1, (-1, BLOCK))
+    blocks = torch.unflatten(x.detach(), -1, (-1, block))
     largest = blocks.abs().amax(-1)
     exponent = _exponents(largest)
     scaled = torch.ldexp(blocks, -exponent[..., None])
@@ -32,13 +32,13 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def dequantize(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The exact values [..., K] in bf16, fp32 or fp64."""
     exponent = scale.int() - BIAS
-    blocks = torch.unflatten(codes.to(dtype), -1, (-1, BLOCK))
+    blocks = torch.unflatten(codes.to(dtype), -1, (scale.shape[-1], -1))
     return torch.ldexp(blocks, exponent[..., None]).flatten(-2)
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x as MXFP8 holds it, in its own dtype."""
-    return dequantize(*quantize(x), x.dtype)
+def rounded(x: torch.Tensor, *, block: int = BLOCK) -> torch.Tensor:
+    """x as MXFP8, or blocks of another size, hold it; in its own dtype."""
+    return dequantize(*quantize(x, block=block), x.dtype)
 
 
 def _exponents(largest: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from tercel.contract import Cell
 from tercel.contract.check import check_cell, check_replay, draw, packed
 from tercel.ops.moe.experts_decode import experts_decode
 from tercel.ops.moe.experts_grouped import experts_grouped
+from tercel.ops.moe.experts_grouped_e4m3 import experts_grouped_e4m3
 from tercel.ops.moe.experts_stream import experts_stream
 
 pytestmark = pytest.mark.gpu
@@ -23,6 +24,7 @@ DECODE = (
     Cell("Kimi-Linear", T=2, k=8, E=9, L=2304, I=1024, activation="silu"),
 )
 GROUPED = (
+    Cell("more slots than a block", T=300, k=4, E=3, I=768, total=8, first=2, **HERE),
     Cell("a range of the experts", T=70, k=4, E=6, I=768, total=20, first=4, **HERE),
     Cell("narrow", T=33, k=4, E=6, I=192, **HERE),
     Cell("Kimi-Linear", T=100, k=4, E=9, L=2304, I=1024, activation="silu"),
@@ -30,26 +32,40 @@ GROUPED = (
 OPS = (
     *((experts_decode, cell) for cell in DECODE),
     *((experts_grouped, cell) for cell in GROUPED),
+    *((experts_grouped_e4m3, cell) for cell in GROUPED[:-1]),
     (experts_stream, Cell("two narrow tokens", T=2, k=16, E=20, I=192, **HERE)),
     (experts_stream, Cell("the same experts", T=2, k=16, E=16, I=192, **HERE)),
     (experts_stream, Cell("one wide token", T=1, k=16, E=6, I=768, total=20, **HERE)),
 )
 
 
-def kernel(op, cell, seed=0):
+def kernels(op):
+    return [name for name in op.implementations if name in ("gluon", "triton")]
+
+
+def kernel(op, cell, seed=0, name="triton"):
     """The kernel and packed arguments of a cell."""
-    chosen = op.implementation("triton")
+    chosen = op.implementation(name)
     arguments = draw(op, cell, dtype=torch.bfloat16, device="cuda", seed=seed)
     return chosen.run, packed(op, chosen, arguments, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("op", "cell"), OPS, ids=lambda item: getattr(item, "why", None))
 def test_cells_replay_and_repeat(op, cell):
-    check_cell(op, cell, "triton", dtype=torch.bfloat16, device="cuda")
-    check_replay(op, cell, "triton", dtype=torch.bfloat16, device="cuda")
-    run, arguments = kernel(op, cell)
-    expected = run(**arguments)
-    assert all(torch.equal(run(**arguments), expected) for _ in range(20))
+    for name in kernels(op):
+        check_cell(op, cell, name, dtype=torch.bfloat16, device="cuda")
+        check_replay(op, cell, name, dtype=torch.bfloat16, device="cuda")
+        run, arguments = kernel(op, cell, name=name)
+        expected = run(**arguments)
+        assert all(torch.equal(run(**arguments), expected) for _ in range(20))
+
+
+@pytest.mark.parametrize("cell", GROUPED, ids=lambda cell: cell.why)
+def test_both_grouped_kernels_give_the_same_bits(cell):
+    (first, arguments), (second, _) = (
+        kernel(experts_grouped, cell, name=n) for n in ("gluon", "triton")
+    )
+    assert torch.equal(first(**arguments), second(**arguments))
 
 
 @pytest.mark.parametrize(("op", "cell"), [(experts_decode, LOCAL), (experts_grouped, GROUPED[0])])

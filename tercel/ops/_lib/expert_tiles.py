@@ -115,6 +115,36 @@ def packed_bytes(
     return _tile_bytes(w13) + _tile_bytes(w2)
 
 
+def pack_for_e4m3(
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    w13_largest: torch.Tensor | None = None,
+    w2_largest: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor | None, ...]:
+    """MXFP4 in tiles, and the largest scale of every row."""
+    tiles = pack(w13, w13_scale, w2, w2_scale, dtype=dtype)[:4]
+    return (*tiles, w13_scale.amax(-1), w2_scale.amax(-1))
+
+
+def packed_bytes_for_e4m3(
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    w13_largest: torch.Tensor | None = None,
+    w2_largest: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+) -> int:
+    """Bytes of that form, from shapes alone."""
+    rows = sum(scale.shape[0] * scale.shape[1] for scale in (w13_scale, w2_scale))
+    return packed_bytes(w13, w13_scale, w2, w2_scale, dtype=dtype) + rows
+
+
 def _check(scale: torch.Tensor) -> None:
     if scale.device.type != "meta" and bool((scale > MAX_SCALE).any()):
         raise ContractError(

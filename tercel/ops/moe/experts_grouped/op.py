@@ -3,23 +3,22 @@
 import torch
 
 from tercel.contract import kernel, operation, portable, reference
+from tercel.core.arch import Arch
 from tercel.ops._lib import expert_tiles
 from tercel.ops._lib.experts import pack
 from tercel.ops.moe.experts_grouped import portable as fast
 from tercel.ops.moe.experts_grouped import reference as naive
 from tercel.ops.moe.experts_grouped.contract import CONTRACT
 
+PACKED = {"pack": expert_tiles.pack, "packed_bytes": expert_tiles.packed_bytes}
+
 
 @operation(
     CONTRACT,
     reference(naive.experts_grouped),
     portable(fast.experts_grouped, pack=pack),
-    kernel(
-        "triton",
-        naive.experts_grouped,
-        pack=expert_tiles.pack,
-        packed_bytes=expert_tiles.packed_bytes,
-    ),
+    kernel("gluon", naive.experts_grouped, archs=frozenset({Arch.SM_90}), **PACKED),
+    kernel("triton", naive.experts_grouped, **PACKED),
 )
 def experts_grouped(
     z: torch.Tensor,

@@ -1,5 +1,8 @@
 """Slot by slot: gather the expert of every token, run it, weigh, add."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from tercel.ops._lib.dtypes import wide
@@ -26,17 +29,35 @@ def experts_grouped(
 ) -> torch.Tensor:
     w13 = dequantized(w13, w13_scale, w13_scale_2, z.dtype)
     w2 = dequantized(w2, w2_scale, w2_scale_2, z.dtype)
+    activate = activation_of(activation, beta, linear_beta)
+    return weighted_sum(z, ids, weights, w13, w2, first_expert, activate)
+
+
+def activation_of(
+    name: str, beta: float | None, linear_beta: float | None
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    if name == "silu":
+        return silu_mul
+    assert beta is not None
+    return partial(situ_mul, beta=beta, linear_beta=linear_beta)
+
+
+def weighted_sum(
+    z: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    first_expert: int,
+    activate: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Of the experts' outputs; `activate` gives what w2 multiplies."""
     total = torch.zeros_like(wide(z))
     for slot in range(ids.shape[1]):
         local = ids[:, slot] - first_expert
         here = (local >= 0) & (local < len(w13))
         expert = local.where(here, 0)
-        hidden = _product(w13[expert], z)
-        if activation == "situ":
-            assert beta is not None
-            activated = situ_mul(hidden, beta=beta, linear_beta=linear_beta)
-        else:
-            activated = silu_mul(hidden)
+        activated = activate(_product(w13[expert], z))
         output = wide(_product(w2[expert], activated)) * weights[:, slot, None]
         total += output.where(here[:, None], 0)
     return total.to(z.dtype)

@@ -186,14 +186,14 @@ class TestTriton:
         assert torch.equal(run(**arguments)[0], before[0])
 
     def test_slots_are_sorted_by_expert_and_stay_in_order(self):
-        from tercel.ops.moe.experts_grouped.kernel_triton import sort
+        from tercel.ops._lib.kernel_slots import sort
 
         generator = torch.Generator().manual_seed(0)
         ids = torch.stack([torch.randperm(9, generator=generator)[:4] for _ in range(33)])
-        lists = sort(ids, 2, 5)
+        slots = sort(ids, 2, 5, 8)
         for expert in range(5):
             expected = (ids.flatten() == expert + 2).nonzero().flatten().tolist()
-            assert lists.slots[expert, : lists.counts[expert]].tolist() == expected
+            assert slots.lists[expert, : slots.counts[expert]].tolist() == expected
 
     def test_takes_the_routing_of_route_quantize(self):
         arguments = draw(experts_grouped, SMALL[0], dtype=torch.bfloat16)
