@@ -115,7 +115,7 @@ def timed() -> tuple[Timed, ...]:
 
 def _timed(name: str, receipt: Receipt) -> Iterator[Timed]:
     bench = bench_of(catalog()[name])
-    cells = {str(cell): cell for cell in bench.cells}
+    cells = {str(cell): cell for cell in bench.every_cell}
     for result in receipt.cells:
         if result.time is None or receipt.ceilings is None or result.cell not in cells:
             continue

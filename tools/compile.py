@@ -25,9 +25,10 @@ from typing import Any
 import torch
 
 from tercel.contract import PLAIN, Cell
-from tercel.contract.certify import Subject, tool_versions
+from tercel.contract.certify import tool_versions
 from tercel.contract.check import packed
 from tercel.contract.contract import DTYPES
+from tercel.contract.jobs import Subject
 from tercel.contract.receipt import Receipt, Status, content_hash, status, write_receipts
 from tercel.contract.workers import run_jobs
 from tercel.core.arch import Arch

@@ -9,10 +9,12 @@ import typer
 from tercel.cli.kernels import ceilings, gpu_arch, kernels, time_line
 from tercel.cli.options import Json
 from tercel.contract.bench import bench_of
-from tercel.contract.certify import CellJob, time_job
-from tercel.contract.workers import run_jobs
+from tercel.contract.certify import PEER_SHARE
+from tercel.contract.jobs import TimeJob, ends, with_peers
 
 app = typer.Typer(add_completion=False)
+PROCESSES = 8
+"""That try peers at the same time."""
 
 
 @app.command(name="bench")
@@ -29,12 +31,14 @@ def command(
     subjects = kernels(names, gpu_arch("bench"), every=True)
     deadline, limits = time.monotonic() + seconds, ceilings()
     jobs = [
-        CellJob(subject, cell, peers=peers)
+        TimeJob(subject, cell)
         for subject in subjects
-        for cell in bench_of(subject.op).cells
+        for cell in bench_of(subject.op).every_cell
         if only in str(cell)
     ]
-    for done in run_jobs(time_job, jobs, processes=1, deadline=deadline):
+    if peers:
+        jobs = with_peers(jobs, PROCESSES, time.monotonic() + PEER_SHARE * seconds)
+    for done in ends(jobs, 1, deadline):
         job = done.job
         if as_json:
             entry = {"op": job.subject.name, "implementation": job.subject.implementation}

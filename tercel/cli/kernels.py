@@ -6,8 +6,8 @@ import torch
 
 from tercel.contract import PLAIN, Cell, Op
 from tercel.contract.bench import bench_of
-from tercel.contract.certify import Subject
 from tercel.contract.goals import goal_us
+from tercel.contract.jobs import Subject
 from tercel.contract.receipt import Ceilings, CellTime, Status, status
 from tercel.contract.timing import copy_bandwidth, matmul_rate, read_bandwidth
 from tercel.core.arch import Arch, arch_of

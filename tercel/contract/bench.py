@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -13,15 +14,20 @@ from tercel.contract.contract import Cell
 from tercel.contract.op import Op
 from tercel.contract.receipt import CellTime
 from tercel.contract.timing import Timing, Work, in_graph, interleave
+from tercel.errors import ContractError
 
 DTYPE = torch.bfloat16
 COLD_BYTES = 192 << 20
 """The calls of one graph read at least this much, several times what an L2 holds."""
+LONG_BYTES = 2 << 30
+"""The calls of a graph need not read more, which takes long enough for its launch not to count."""
 CALLS = (16, 96)
-"""Fewest and most calls in one graph, memory permitting."""
+"""Fewest and most calls in one graph, memory and LONG_BYTES permitting."""
 COPIES_BYTES = 24 << 30
 """What the arguments of all calls may take together."""
 ROUNDS = (5, 20)
+TRIES = 3
+"""Replays of a peer before it is timed."""
 CONTENDER_US = 4e5
 """A contender is timed for about this long, within the limits of ROUNDS."""
 
@@ -47,6 +53,9 @@ class Bench:
 
     cells: tuple[Cell, ...]
     """Certified too: only what is right is timed."""
+    long: tuple[Cell, ...] = ()
+    """Timed too, and certified by one call beside the portable form in fp64: the reference would
+    take minutes."""
     baselines: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """Functions of the op's arguments, from packages that are always there."""
     peers: Mapping[str, Callable[..., Work]] = field(default_factory=dict)
@@ -55,6 +64,10 @@ class Bench:
     where the package is absent."""
     goals: tuple[Goal, ...] = ()
     """The first that covers a cell holds; others follow from bytes and bandwidth."""
+
+    @property
+    def every_cell(self) -> tuple[Cell, ...]:
+        return (*self.cells, *self.long)
 
     def goal_of(self, cell: Cell) -> float | Literal["best peer"] | None:
         return next((goal.us for goal in self.goals if goal.covers(cell)), None)
@@ -71,28 +84,30 @@ def time_cell(
     cell: Cell,
     implementation: str,
     *,
-    peers: bool = False,
+    peers: Sequence[str] = (),
+    not_run: Mapping[str, str] = MappingProxyType({}),
     device: str = "cuda",
     rounds: tuple[int, int] = ROUNDS,
 ) -> CellTime:
-    """The implementation beside its baselines: graphs of calls on distinct cold inputs."""
+    """The implementation beside its baselines and `peers`, all in the same rounds: graphs of calls
+    on distinct cold inputs. `not_run` says of other peers why they are not there."""
     bench, chosen = bench_of(op), op.implementation(implementation)
     drawn = draw(op, cell, dtype=DTYPE, device=device)
     cost = op.contract.cost_of(drawn)
     footprint = sum(x.nbytes for x in drawn.values() if isinstance(x, torch.Tensor))
     calls = _calls(cost.bytes, footprint)
     plain = [_copy(drawn) for _ in range(calls)]
-    graphs: dict[str, Work] = {}
     ours = [partial(chosen.run, **packed(op, chosen, arguments, DTYPE)) for arguments in plain]
-    graphs[implementation] = in_graph(ours, device=device)
+    graphs = {implementation: in_graph(ours, device=device)}
     for name, baseline in bench.baselines.items():
         graphs[name] = in_graph([partial(baseline, **each) for each in plain], device=device)
-    not_run = dict.fromkeys(bench.peers, "not asked for")
-    if peers:
-        not_run = _add_peers(graphs, bench.peers, plain, device)
+    for name in peers:
+        prepared = [bench.peers[name](**_copy(arguments)) for arguments in plain]
+        graphs[name] = in_graph(prepared, device=device)
     timings = _timed(graphs, calls, rounds, device)
     own = timings.pop(implementation)
     medians = {name: round(timing.median_us, 3) for name, timing in timings.items()}
+    absent = dict.fromkeys(bench.peers, "not asked for")
     return CellTime(
         median_us=round(own.median_us, 3),
         low_us=round(own.low_us, 3),
@@ -100,43 +115,29 @@ def time_cell(
         bytes=cost.bytes,
         flops=cost.flops,
         baselines_us={name: medians[name] for name in bench.baselines},
-        peers_us={name: medians[name] for name in bench.peers if name in medians},
-        not_run=not_run,
+        peers_us={name: medians[name] for name in peers},
+        not_run={name: not_run.get(name, why) for name, why in absent.items() if name not in peers},
     )
 
 
-def warm_peers(op: Op[..., Any], cell: Cell, *, device: str = "cuda") -> None:
-    """Compiles what the peers of `cell` launch, so that timing finds it in their caches."""
-    drawn = draw(op, cell, dtype=DTYPE, device=device)
-    for prepare in bench_of(op).peers.values():
-        try:
-            prepare(**_copy(drawn))()
-        except Exception:
-            continue  # timing says what is wrong with it
-
-
-def _add_peers(
-    graphs: dict[str, Work],
-    peers: Mapping[str, Callable[..., Work]],
-    plain: Sequence[Mapping[str, Any]],
-    device: str,
-) -> dict[str, str]:
-    """The peers that are not there, or fail, and why."""
-    absent = {}
-    for name, prepare in peers.items():
-        try:
-            calls = [prepare(**_copy(arguments)) for arguments in plain]
-            graphs[name] = in_graph(calls, device=device)
-        except ImportError as error:
-            absent[name] = f"{error.name or error} is not installed"
-        except Exception as error:
-            absent[name] = f"{type(error).__name__}: {str(error)[:200]}"
-    return absent
+def try_peer(op: Op[..., Any], cell: Cell, name: str, *, device: str = "cuda") -> None:
+    """Calls a peer as timing does, in a graph, so that what it compiles is there and what it does
+    wrong shows. Raises whatever it raises; ContractError where its package is not installed."""
+    try:
+        call = bench_of(op).peers[name](**draw(op, cell, dtype=DTYPE, device=device))
+    except ImportError as error:
+        raise ContractError(f"{error.name or error} is not installed") from error
+    replay = in_graph([call], device=device)
+    for _ in range(TRIES):
+        replay()
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _calls(nbytes: int, footprint: int) -> int:
     """As many as cold inputs need, and as fit into memory."""
-    wanted = min(max(-(-COLD_BYTES // nbytes), CALLS[0]), CALLS[1])
+    fewest = min(CALLS[0], -(-LONG_BYTES // nbytes))
+    wanted = min(max(-(-COLD_BYTES // nbytes), fewest), CALLS[1])
     return max(1, min(wanted, COPIES_BYTES // max(footprint, 1)))
 
 

@@ -5,26 +5,20 @@ times when those are there.
 """
 
 import datetime
-import importlib
 import platform
 import re
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from tercel.contract.bench import Bench, bench_of, time_cell, warm_peers
-from tercel.contract.check import check_cell, check_replay, check_sequence
-from tercel.contract.compare import Error
-from tercel.contract.contract import Cell
-from tercel.contract.op import Op
+from tercel.contract.bench import Bench, bench_of
+from tercel.contract.jobs import CheckJob, Subject, TimeJob, ends, with_peers
 from tercel.contract.receipt import (
     Ceilings,
     CellResult,
@@ -33,52 +27,15 @@ from tercel.contract.receipt import (
     ResultError,
     content_hash,
 )
-from tercel.contract.workers import Done, run_jobs
 from tercel.core.arch import Arch
 
 __all__ = ["Bench", "bench_of"]
 
-DTYPES = (torch.bfloat16, torch.float32)
-SEQUENCE_STEPS = 4
 CHECK_SHARE = 0.6
 """Of the time that there is; the rest is for timing."""
+PEER_SHARE = 0.5
+"""Of that rest, for public kernels to compile and be tried."""
 DRIVER = Path("/proc/driver/nvidia/version")
-
-
-@dataclass(frozen=True)
-class Subject:
-    """One implementation of one op, by name, so that it travels to other processes."""
-
-    module: str
-    name: str
-    implementation: str
-
-    @classmethod
-    def of(cls, op: Op[..., Any], implementation: str) -> "Subject":
-        return cls(op.__module__, op.name, implementation)
-
-    @property
-    def op(self) -> Op[..., Any]:
-        found: Op[..., Any] = getattr(importlib.import_module(self.module), self.name)
-        return found
-
-    def cells(self) -> tuple[Cell, ...]:
-        """Of the contract and of the bench, each once."""
-        every = (*self.op.contract.cells, *bench_of(self.op).cells)
-        return tuple({str(cell): cell for cell in every}.values())
-
-    def __str__(self) -> str:
-        return f"{self.name} {self.implementation}"
-
-
-@dataclass(frozen=True)
-class CellJob:
-    """One cell of a subject to check or to time."""
-
-    subject: Subject
-    cell: Cell
-    device: str = "cuda"
-    peers: bool = False
 
 
 @dataclass
@@ -125,13 +82,13 @@ class Certification:
         """A verdict per subject, as soon as all its cells are checked."""
         deadline = self.started + CHECK_SHARE * self.seconds
         jobs = [
-            CellJob(subject, cell, self.device, self.peers)
+            CheckJob(subject, cell, self.device)
             for subject in self.subjects
             for cell in subject.cells()
         ]
         verdicts = {subject: Verdict(subject) for subject in self.subjects}
         left = {subject: len(subject.cells()) for subject in self.subjects}
-        for done in self._ends(check_job, jobs, self.processes, deadline):
+        for done in ends(jobs, self.processes, deadline):
             subject, cell = done.job.subject, str(done.job.cell)
             verdict = verdicts[subject]
             if not done.was_reached:
@@ -150,12 +107,15 @@ class Certification:
         deadline = self.started + self.seconds
         by_subject = {verdict.subject: verdict for verdict in verdicts}
         jobs = [
-            CellJob(verdict.subject, cell, self.device, self.peers)
+            TimeJob(verdict.subject, cell, self.device)
             for verdict in verdicts
-            for cell in bench_of(verdict.subject.op).cells
+            for cell in bench_of(verdict.subject.op).every_cell
         ]
-        left = defaultdict(int, {v.subject: len(bench_of(v.subject.op).cells) for v in verdicts})
-        for done in self._ends(time_job, jobs, 1, deadline):
+        if self.peers:
+            until = time.monotonic() + PEER_SHARE * (deadline - time.monotonic())
+            jobs = with_peers(jobs, self.processes, until)
+        left = Counter(job.subject for job in jobs)
+        for done in ends(jobs, 1, deadline):
             verdict = by_subject[done.job.subject]
             if done.result is None:
                 verdict.problems[str(done.job.cell)] = f"not timed: {done.problem}"
@@ -165,25 +125,6 @@ class Certification:
             if left[verdict.subject] == 0:
                 verdict.seconds = time.monotonic() - self.started
                 yield verdict
-
-    def _ends(
-        self,
-        function: Callable[[CellJob], Any],
-        jobs: Sequence[CellJob],
-        processes: int,
-        deadline: float,
-    ) -> Iterator[Done[CellJob, Any]]:
-        """Jobs that lacked memory run again with the device to themselves, and those that failed
-        beside peers without them."""
-        again = []
-        for done in run_jobs(function, jobs, processes=processes, deadline=deadline):
-            retry = done.lacked_memory and processes > 1
-            without_peers = function is time_job and done.job.peers and done.result is None
-            if retry or (without_peers and time.monotonic() < deadline):
-                again.append(replace(done.job, peers=done.job.peers and not without_peers))
-            else:
-                yield done
-        yield from run_jobs(function, again, processes=1, deadline=deadline)
 
     def receipt(self, verdict: Verdict) -> Receipt:
         """Of a subject whose every cell is right."""
@@ -206,39 +147,6 @@ class Certification:
             command=self.command,
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         )
-
-
-def check_job(job: CellJob) -> dict[str, ResultError]:
-    """The errors in bf16, after every check; cells of the bench alone, which are large, are not
-    checked in fp32. Raises CheckFailed."""
-    op, name, cell = job.subject.op, job.subject.implementation, job.cell
-    kind: dict[str, Any] = {"device": job.device}
-    is_small = str(cell) in {str(each) for each in op.contract.cells}
-    dtypes = DTYPES if is_small else DTYPES[:1]
-    reports = [check_cell(op, cell, name, dtype=dtype, **kind) for dtype in dtypes]
-    if op.contract.written:
-        for dtype in dtypes:
-            check_sequence(op, cell, name, steps=SEQUENCE_STEPS, dtype=dtype, **kind)
-    check_replay(op, cell, name, dtype=DTYPES[0], **kind)
-    if job.peers and any(str(cell) == str(each) for each in bench_of(op).cells):
-        warm_peers(op, cell, **kind)
-    return {result: _rounded(error) for result, error in reports[0].errors.items()}
-
-
-def time_job(job: CellJob) -> CellTime:
-    """The cell beside its baselines, and its peers where the job has them."""
-    subject = job.subject
-    run = partial(time_cell, subject.op, job.cell, subject.implementation)
-    return run(peers=job.peers, device=job.device)
-
-
-def _rounded(error: Error) -> ResultError:
-    return ResultError(
-        round(error.element_ulps, 4),
-        round(error.element_allowed, 4),
-        round(error.rms_ulps, 4),
-        round(error.rms_allowed, 4),
-    )
 
 
 def tool_versions() -> dict[str, str]:

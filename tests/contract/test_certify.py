@@ -2,6 +2,7 @@
 
 import pickle
 import time
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -10,10 +11,11 @@ import torch
 from tercel import cli
 from tercel.cli import kernels
 from tercel.cli.kernels import time_line
-from tercel.contract import Cell, bench, certify, receipt
+from tercel.contract import Cell, bench, certify, jobs, receipt
 from tercel.contract.bench import Bench, Goal, time_cell
-from tercel.contract.certify import CellJob, Certification, Subject
+from tercel.contract.certify import Certification
 from tercel.contract.goals import goal_us, roof_us
+from tercel.contract.jobs import CheckJob, Subject, TimeJob, with_peers
 from tercel.contract.receipt import (
     Ceilings,
     CellTime,
@@ -24,7 +26,7 @@ from tercel.contract.receipt import (
 )
 from tercel.contract.workers import Done
 from tercel.core.arch import Arch
-from tercel.errors import CheckFailed
+from tercel.errors import CheckFailed, TercelError
 from tercel.ops.norm.add_rms_norm import add_rms_norm
 
 CELL = Cell("small", T=2, N=64)
@@ -56,24 +58,26 @@ BENCH = Bench(
 )
 
 
-def one_by_one(function, jobs, *, processes, deadline):
+def one_by_one(function, these, *, processes, deadline):
     """run_jobs in this process."""
-    for job in jobs:
+    for job in these:
         if time.monotonic() >= deadline:
             yield Done(job, problem="no time was left", was_reached=False)
             continue
         try:
             yield Done(job, function(job))
-        except CheckFailed as error:
+        except TercelError as error:
             yield Done(job, problem=str(error))
+        except Exception as error:
+            yield Done(job, problem=f"{type(error).__name__}: {error}")
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    for module in (bench, certify, kernels):
+    for module in (bench, certify, jobs, kernels):
         monkeypatch.setattr(module, "bench_of", lambda op: BENCH)
     monkeypatch.setattr(bench, "ROUNDS", (2, 2))
-    monkeypatch.setattr(certify, "run_jobs", one_by_one)
+    monkeypatch.setattr(jobs, "run_jobs", one_by_one)
 
 
 @pytest.fixture
@@ -110,13 +114,19 @@ def test_receipt_says_what_was_found():
 
 
 def test_peers_that_are_absent_or_fail_are_not_run():
-    timed = time_cell(add_rms_norm, CELL, "portable", peers=True, device="cpu", rounds=(2, 2))
+    (job,) = with_peers([TimeJob(SUBJECT, CELL, "cpu")], 1, time.monotonic() + 60)
+    timed = job.run()
     assert list(timed.peers_us) == ["present"]
     assert timed.not_run == {
         "absent": "falconry is not installed",
         "wrong": "RuntimeError: no such shape",
     }
     assert "absent not run" in time_line(add_rms_norm, CELL, timed, CEILINGS)
+
+
+def test_peers_that_nobody_asked_for():
+    timed = time_cell(add_rms_norm, CELL, "portable", device="cpu", rounds=(2, 2))
+    assert timed.not_run == dict.fromkeys(("absent", "wrong", "present"), "not asked for")
 
 
 def test_goals():
@@ -137,7 +147,7 @@ def test_a_wrong_cell_is_a_problem_and_no_receipt(monkeypatch):
             raise CheckFailed("wrong")
         return {}
 
-    monkeypatch.setattr(certify, "check_job", broken)
+    monkeypatch.setattr(CheckJob, "run", broken)
     (verdict,) = certification().check()
     assert verdict.problems == {str(CELL): "wrong"}
     assert not verdict.is_right
@@ -158,19 +168,38 @@ def test_a_cell_that_fails_beside_peers_is_timed_without(monkeypatch):
     def timed(job):
         if job.peers:
             raise CheckFailed("a peer broke the device")
-        return CellTime(1.0, 1.0, 1.0, 1, 1)
+        return CellTime(1.0, 1.0, 1.0, 1, 1, not_run=job.not_run)
 
-    monkeypatch.setattr(certify, "time_job", timed)
+    monkeypatch.setattr(TimeJob, "run", timed)
     run = certification(peers=True)
     (verdict,) = run.check()
     (verdict,) = run.time([verdict])
-    assert verdict.times[str(CELL)].median_us == 1.0
+    found = verdict.times[str(CELL)]
+    assert found.median_us == 1.0
+    assert found.not_run["present"] == "failed beside this kernel: a peer broke the device"
+    assert found.not_run["absent"] == "falconry is not installed"
+
+
+def test_long_cells_are_checked_once_beside_the_portable_form(monkeypatch):
+    long = Cell("long", T=3, N=64)
+    monkeypatch.setattr(jobs, "bench_of", lambda op: Bench(cells=(CELL,), long=(long,)))
+    calls = []
+    portable = add_rms_norm.portable
+
+    def counted(*args, **kwargs):
+        calls.append(args)
+        return portable.run(*args, **kwargs)
+
+    monkeypatch.setitem(add_rms_norm.implementations, "portable", replace(portable, run=counted))
+    assert set(CheckJob(SUBJECT, long, "cpu").run()) == set(add_rms_norm.contract.returns)
+    assert len(calls) == 2  # as itself and as the reference
+    assert str(long) in map(str, SUBJECT.cells())
 
 
 def test_a_job_travels():
-    job = CellJob(SUBJECT, CELL, "cpu")
+    job = CheckJob(SUBJECT, CELL, "cpu")
     arrived = pickle.loads(pickle.dumps(job))
-    assert certify.check_job(arrived) == certify.check_job(job)
+    assert arrived.run() == job.run()
 
 
 def test_import_certifies_until_the_source_changes(bundle, monkeypatch):

@@ -25,7 +25,7 @@ sys.path.insert(0, "tools")
 import compile
 from dataclasses import asdict
 from tercel.contract import Cell
-from tercel.contract.certify import Subject
+from tercel.contract.jobs import Subject
 from tercel.core.arch import Arch
 from tercel.ops.gemm.gemv import gemv
 

@@ -104,7 +104,7 @@ def flash_kda(
     call.
     """
     launch = _flash_kda_launcher()
-    tokens, heads, _ = g.shape
+    tokens, heads = g.shape[:2]
     rows, device = len(slots), qkv.device
     q, k, v = _heads(qkv, state)
     raw_gate = torch.logit(g / FLASH_KDA_BOUND, eps=1e-6).bfloat16()
@@ -155,9 +155,10 @@ def _flash_kda_launcher() -> Callable[..., None]:
 
 def _heads(qkv: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """q, k and v as [1, T, H, *] each."""
-    _, heads, v_dim, k_dim = state.shape
-    parts = qkv.split((heads * k_dim, heads * k_dim, heads * v_dim), -1)
-    return tuple(part.unflatten(-1, (heads, -1))[None].contiguous() for part in parts)
+    _, heads, _, k_dim = state.shape
+    ends = (heads * k_dim, 2 * heads * k_dim)
+    parts = torch.tensor_split(qkv, ends, -1)
+    return tuple(part.reshape(1, len(qkv), heads, -1).contiguous() for part in parts)
 
 
 @cache

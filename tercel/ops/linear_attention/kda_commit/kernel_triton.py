@@ -1,6 +1,9 @@
-"""linear_attention/kda_commit, one program per row and head, as kda_verify begins: accepted records
-are folded into the state, a tile of value channels at a time, and the window moves on by as many
-rows. Slots with nothing pending, and the sink, are not touched.
+"""linear_attention/kda_commit, one program per row, head and tile of value channels: accepted
+records are folded into its tile of the state; the first tile's program also moves the head's window
+on by as many rows. Slots with nothing pending, and the sink, are not touched.
+
+The records of drafts that were not accepted are loaded and not used, so that no load waits for the
+arithmetic of the draft before it.
 """
 
 import torch
@@ -8,10 +11,10 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kernel_kda import delta_rule, load_keys, load_tile, store_tile
+from tercel.ops._lib.kernel_kda import delta_rule, head_channels, load_keys, load_tile, store_tile
 
 TILE, PARTS, WARPS = 32, 2, 4
-"""Value channels at a time, parts of the keys that a thread holds, warps of a program."""
+"""Value channels of a program, parts of the keys that a thread holds, warps of a program."""
 
 
 def kda_commit(
@@ -28,8 +31,8 @@ def kda_commit(
     drafts = draft_k.shape[1]
     if drafts == 0:
         return
-    past = conv.shape[1] - drafts
-    _commit[(heads, slots.shape[0])](
+    past, tile = conv.shape[1] - drafts, min(TILE, v_dim)
+    _commit[(v_dim // tile, heads, slots.shape[0])](
         conv,
         recurrent,
         draft_k,
@@ -45,7 +48,7 @@ def kda_commit(
         D=drafts,
         PAST=past,
         ROWS=triton.next_power_of_2(past),
-        TILE=min(TILE, v_dim),
+        TILE=tile,
         PARTS=PARTS,
         num_warps=WARPS,
         launch_pdl=True,
@@ -83,8 +86,9 @@ def _commit(
     PARTS: tl.constexpr,
 ):
     C = H * (2 * K + V)
-    head = tl.program_id(0)
-    row = tl.program_id(1)
+    tile_index = tl.program_id(0)
+    head = tl.program_id(1)
+    row = tl.program_id(2)
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
     slot = tl.load(slots + row)
@@ -92,25 +96,28 @@ def _commit(
     if (slot == 0) | (accepted == 0):
         return
 
-    rows = tl.arange(0, ROWS)
-    window = conv + slot * window_stride
-    q_channel = head * K + tl.arange(0, K)
-    v_channel = 2 * H * K + head * V + tl.arange(0, V)
-    _move_window(window, rows, q_channel, accepted, C, PAST)
-    _move_window(window, rows, H * K + q_channel, accepted, C, PAST)
-    _move_window(window, rows, v_channel, accepted, C, PAST)
+    if tile_index == 0:
+        rows = tl.arange(0, ROWS)
+        window = conv + slot * window_stride
+        q_channel, k_channel, v_channel = head_channels(head, H, K, V)
+        _move_window(window, rows, q_channel, accepted, C, PAST)
+        _move_window(window, rows, k_channel, accepted, C, PAST)
+        _move_window(window, rows, v_channel, accepted, C, PAST)
 
-    state = recurrent + (slot * H + head) * (V * K)
-    for start in range(0, V, TILE):
-        channels = start + tl.arange(0, TILE)
-        tile = load_tile(state + start * K, K, TILE, PARTS)
-        for draft in range(0, accepted):
-            record = (slot * D + draft) * H + head
-            k = load_keys(draft_k + record * K, K, PARTS)
-            g = load_keys(draft_g + record * K, K, PARTS)
-            decay = ()
-            for part in tl.static_range(PARTS):
-                decay = decay + (tl.exp(g[part]),)  # noqa: RUF005
-            v = tl.load(draft_v + record * V + channels).to(tl.float32)
-            tile = delta_rule(tile, k, decay, v, tl.load(draft_beta + record), PARTS)
-        store_tile(state + start * K, tile, K, TILE, PARTS)
+    values = tile_index * TILE + tl.arange(0, TILE)
+    state = recurrent + (slot * H + head) * (V * K) + tile_index * (TILE * K)
+    tile = load_tile(state, K, TILE, PARTS)
+    for draft in tl.static_range(D):
+        is_kept = draft < accepted
+        record = (slot * D + draft) * H + head
+        k = load_keys(draft_k + record * K, K, PARTS)
+        g = load_keys(draft_g + record * K, K, PARTS)
+        kept_k = ()
+        decay = ()
+        for part in tl.static_range(PARTS):
+            kept_k = kept_k + (tl.where(is_kept, k[part], 0.0),)  # noqa: RUF005
+            decay = decay + (tl.where(is_kept, tl.exp(g[part]), 1.0),)  # noqa: RUF005
+        v = tl.where(is_kept, tl.load(draft_v + record * V + values).to(tl.float32), 0.0)
+        beta = tl.where(is_kept, tl.load(draft_beta + record), 0.0)
+        tile = delta_rule(tile, kept_k, decay, v, beta, PARTS)
+    store_tile(state, tile, K, TILE, PARTS)

@@ -134,6 +134,7 @@ def _run(
             b.stride(0),
             heads,
             **sizes,
+            DEPTH=min(config.depth, k_dim, v_dim),
             num_warps=config.prepare_warps,
             maxnreg=config.registers,
             launch_pdl=True,

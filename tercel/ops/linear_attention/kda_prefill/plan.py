@@ -14,6 +14,8 @@ class Config(NamedTuple):
 
     chunk: int
     """Tokens of a chunk: 16, 32 or 64."""
+    depth: int
+    """Key or value channels that are prepared at a time."""
     prepare_warps: int
     registers: int | None
     """Most registers of a thread of `prepare`; None: as many as the compiler likes."""
@@ -35,20 +37,21 @@ class Config(NamedTuple):
 
 
 WIDE = Config(
-    chunk=32,
-    prepare_warps=2,
+    chunk=16,
+    depth=64,
+    prepare_warps=1,
     registers=None,
     rows=64,
     carry_warps=4,
     stages=3,
     segment_heads=16,
-    segment_chunks=64,
+    segment_chunks=128,
     compose_rows=32,
     compose_warps=8,
     compose_stages=3,
-    slab=1 << 19,
+    slab=96 * 8192,
 )
-EXACT = WIDE._replace(chunk=16, rows=32, stages=1, segment_heads=0)
+EXACT = WIDE._replace(prepare_warps=2, rows=32, stages=1, segment_heads=0)
 """In fp32 products run on CUDA cores, where small tiles lose least."""
 
 

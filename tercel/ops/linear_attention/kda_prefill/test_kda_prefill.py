@@ -201,6 +201,10 @@ class TestTriton:
         cell = Cell("segments", H=1, K=16, V=16, SLOTS=3, g_min=-0.1, cu_seqlens=(0, 2, 140))
         _check(cell, run)
 
+    def test_channels_in_parts(self):
+        cell = Cell("parts", H=1, K=32, V=32, SLOTS=2, g_min=-2.0, cu_seqlens=(0, 20))
+        _check(cell, lambda **arguments: _chunked(arguments, depth=16))
+
     def test_extreme_decays(self):
         cell = Cell("extreme", H=1, K=16, V=16, SLOTS=2, g_min=-200.0, cu_seqlens=(0, 33))
         check_cell(kda_prefill, cell, "triton", dtype=torch.bfloat16)

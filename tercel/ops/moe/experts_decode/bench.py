@@ -4,6 +4,7 @@ whole ranks whose other slots are elsewhere."""
 
 from tercel.contract import Cell
 from tercel.contract.bench import Bench, Goal
+from tercel.ops._lib.experts_peers import humming
 from tercel.ops.moe.experts_decode.contract import MAX_TOKENS
 
 TP4_EP4, TP16 = ("tp16_moetp4ep4",), ("tp16_moetp16ep1",)
@@ -20,5 +21,6 @@ BENCH = Bench(
         Cell("Kimi-Linear", ("tp1",), T=1, k=8, E=16, L=2304, I=1024, activation="silu"),
         Cell("Kimi-Linear, batch", ("tp1",), T=8, k=8, E=16, L=2304, I=1024, activation="silu"),
     ),
+    peers={"humming, products alone": humming},
     goals=(Goal(8.5, T=1, k=4, I=768), Goal(40.5, T=8, k=4, I=768)),
 )
