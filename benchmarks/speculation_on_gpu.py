@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,17 +21,16 @@ from benchmarks.decode_step import floor_bytes, graph_ms, sink_plan
 from benchmarks.gpu_results import write
 from benchmarks.nano_on_gpu import Answer, Fork, Oracle, decode_sites, fork_of, prompts_of
 from benchmarks.paths import NANO, ROOT, Model
-from tercel.blocks.drafter import SITES
 from tercel.config import SamplingParams
 from tercel.contract import PLAIN
 from tercel.contract.timing import copy_bandwidth
 from tercel.core.cache import DrafterCache
 from tercel.core.drafting import Block, DraftSampling
+from tercel.core.parameters import on_meta
 from tercel.core.step import StepPlan
 from tercel.runtime.checkpoint import open_files
 from tercel.runtime.llm import LLM
-from tercel.targets.binding import bind_sites
-from tercel.targets.drafters.block import BlockDrafter
+from tercel.targets.drafters.block import BlockDrafter, bind_drafter
 from tercel.targets.recording import Recorder
 
 DRAFTER = ROOT / "checkpoints/nano-dspark"
@@ -111,14 +110,15 @@ def drafter_bytes(llm: LLM, batch: int, num_drafts: int) -> int:
     a block of guesses."""
     drafting = llm.engine._runner._work._drafting  # type: ignore[attr-defined]
     live: BlockDrafter = drafting._drafter
-    recorder = Recorder(bind_sites(live.plan.row, live.plan.arch, SITES))
+    recorder = Recorder(bind_drafter(live.plan, rows=batch * (1 + num_drafts)))
+    given = live.plan
     plan = replace(
-        live.plan,
-        weights=_on_meta(live.plan.weights),
-        embed=live.plan.embed.to("meta"),
-        head=live.plan.head.to("meta"),
+        given,
+        weights=on_meta(given.weights),
+        embed=on_meta(given.embed),
+        head=on_meta(given.head),
     )
-    drafter = BlockDrafter(plan, recorder.table)
+    drafter = BlockDrafter(plan, recorder.table, recorder.table)
     cache = DrafterCache(drafting._cache.pages.to("meta"))
     tokens, pages = batch * (1 + num_drafts), -(-CONTEXT // cache.pages.shape[2])
 
@@ -132,17 +132,6 @@ def drafter_bytes(llm: LLM, batch: int, num_drafts: int) -> int:
     temperature = torch.empty(batch, device="meta")
     drafter.draft(block, DraftSampling(temperature, integers(batch), greedy=True), cache)
     return sum(call.bytes for call in recorder.calls)
-
-
-def _on_meta(value: Any) -> Any:
-    """Weights without memory."""
-    if isinstance(value, torch.Tensor):
-        return value.to("meta")
-    if isinstance(value, tuple):
-        return tuple(map(_on_meta, value))
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _on_meta(getattr(value, f.name)) for f in fields(value)})
-    return value
 
 
 def compare(prompts: Sequence[list[int]], plain: Pace, drafted: Pace, model: Path) -> list[Fork]:

@@ -77,14 +77,20 @@ def _agree_on_forms(binding: dict[StepClass, dict[str, Bound]], arch: Arch) -> N
 
 
 def bind_sites(
-    row: TargetRow, arch: Arch, wanted: Sites, *, ordered: bool = False
+    row: TargetRow,
+    arch: Arch,
+    wanted: Sites,
+    *,
+    ordered: bool = False,
+    refused: Refusals | None = None,
 ) -> dict[str, Bound]:
     """Sites of a drafter or a sampler, for which rows name no implementations: those of `portable`
-    rows are portable, those of all others the best certified ones; `ordered` as of bind."""
+    rows are portable, those of all others the best certified ones; `ordered` and `refused` as of
+    bind."""
     policy = "portable" if ordered else row.policy
     policy = policy if policy == "portable" else "best"
     chosen = replace(row, policy=policy)
-    return {site: _choose(chosen, site, op, arch, {}) for site, op in wanted.items()}
+    return {site: _choose(chosen, site, op, arch, refused or {}) for site, op in wanted.items()}
 
 
 def packs(binding: Binding, dtype: torch.dtype) -> dict[str, Callable[[Any], Any]]:
