@@ -117,8 +117,7 @@ def resolve(
         _check_certified(routed, calls[StepClass.DECODE])
     prove_decode_reads_nothing(*resolved)
     weight_bytes = sum(tensor.nbytes for tensor in tensors_of(weights))
-    kept = {"ordered": sums is not None}
-    sampling = bind_sites(routed.row, arch or Arch.CPU, SAMPLING, **kept)
+    sampling = bind_sites(routed.row, arch or Arch.CPU, SAMPLING, ordered=sums is not None)
     program = digest(routed.row, calls)
     return Plan(routed, binding, place, dtype, calls, program, weight_bytes, sampling)
 
