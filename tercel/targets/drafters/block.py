@@ -86,7 +86,7 @@ def bind_drafter(plan: DrafterPlan, *, rows: int) -> Mapping[str, Bound]:
     refused: dict[tuple[str, str, str], str] = {}
     wanted = blocks.FEW_ROWS if rows <= MAX_ROWS else blocks.SITES
     while True:
-        bound = bind_sites(plan.row, plan.arch, wanted, refused)
+        bound = bind_sites(plan.row, plan.arch, wanted, refused=refused)
         try:
             _record(plan, Recorder(bound), rows)
             return bound
