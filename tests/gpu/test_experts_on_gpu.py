@@ -6,6 +6,7 @@ import torch
 from tercel.contract import Cell
 from tercel.contract.check import check_cell, check_replay, draw, packed
 from tercel.ops.moe.experts_decode import experts_decode
+from tercel.ops.moe.experts_decode_mxfp8 import experts_decode_mxfp8
 from tercel.ops.moe.experts_grouped import experts_grouped
 from tercel.ops.moe.experts_grouped_e4m3 import experts_grouped_e4m3
 from tercel.ops.moe.experts_stream import experts_stream
@@ -32,6 +33,7 @@ GROUPED = (
 OPS = (
     *((experts_decode, cell) for cell in DECODE),
     *((experts_grouped, cell) for cell in GROUPED),
+    *((experts_decode_mxfp8, cell) for cell in DECODE if cell.get("mxfp4")),
     *((experts_grouped_e4m3, cell) for cell in GROUPED[:-1]),
     (experts_stream, Cell("two narrow tokens", T=2, k=16, E=20, I=192, **HERE)),
     (experts_stream, Cell("the same experts", T=2, k=16, E=16, I=192, **HERE)),
@@ -80,9 +82,22 @@ def test_rows_do_not_depend_on_their_neighbours(op, cell):
         assert torch.equal(run(**{**arguments, **others}).flip(0)[row], together[row])
 
 
-def test_early_ids_change_no_bit():
-    run, arguments = kernel(experts_decode, LOCAL)
+@pytest.mark.parametrize("op", [experts_decode, experts_decode_mxfp8], ids=str)
+def test_early_ids_change_no_bit(op):
+    run, arguments = kernel(op, LOCAL)
     assert torch.equal(run(**{**arguments, "ids_early": True}), run(**arguments))
+
+
+def test_a_code_that_is_not_a_number_spoils_its_row_alone():
+    run, arguments = kernel(experts_decode_mxfp8, LOCAL)
+    arguments["ids"][:, 0] = LOCAL["first"]  # every row has a slot here
+    arguments["ids"][:, 1:] = torch.arange(5, 20, device="cuda")
+    expected = run(**arguments)
+    arguments["codes"].view(torch.uint8)[3, 40] = 0x7F
+    actual = run(**arguments)
+    assert actual[3].isnan().all()
+    others = [row for row in range(LOCAL["T"]) if row != 3]
+    assert torch.equal(actual[others], expected[others])
 
 
 def test_skewed_routings():

@@ -98,6 +98,18 @@ def pack(
     return words, scales, down_words, down_scales, None, None
 
 
+def pack_mxfp4(
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor,
+    *,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor | None, ...]:
+    """`pack` of the four weight arguments of an op that takes nothing but MXFP4."""
+    return pack(w13, w13_scale, w2, w2_scale, dtype=dtype)[:4]
+
+
 def packed_bytes(
     w13: torch.Tensor,
     w13_scale: torch.Tensor | None,

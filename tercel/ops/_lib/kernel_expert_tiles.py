@@ -28,7 +28,6 @@ from tercel.ops._lib.kernel_mxfp8 import (
     inverse,
     magnitude,
     power_of_two,
-    rounded_to_e4m3,
 )
 
 
@@ -218,9 +217,9 @@ def _pairs(x, x_scale, group, element, inside, FORM: tl.constexpr, EXPONENT: tl.
     largest = tl.max(tl.max(largest, 2), 1)[:, None, None]
     byte = exponent_byte(largest)
     scale, power = inverse(largest, byte), _power(byte, EXPONENT)
-    low = tl.reshape(rounded_to_e4m3(quads[0] * scale) * power, (ROWS, 4))
-    high = tl.reshape(rounded_to_e4m3(quads[1] * scale) * power, (ROWS, 4))
-    return low, high
+    low = (quads[0] * scale).to(tl.float8e4nv).to(tl.float32) * power
+    high = (quads[1] * scale).to(tl.float8e4nv).to(tl.float32) * power
+    return tl.reshape(low, (ROWS, 4)), tl.reshape(high, (ROWS, 4))
 
 
 @triton.jit

@@ -157,6 +157,7 @@ def gate_up(
     split = Split(latent)
     options |= _tile_options(split, 1, config)
     options |= {"FORM": "act" if z.scale is None else "mxfp8", "EXACT": exactly(z.values)}
+    options |= {"AHEAD": config.registers is None}
     values = z.values if z.scale is None else z.values.view(torch.uint8)
     packed = (matrix, scales.view(torch.uint8))
     _gate_up_tiles[grid](values, z.scale, slots.ids, *packed, hidden, *experts, **options)
@@ -216,6 +217,7 @@ def _gate_up_slot(
     BETA: tl.constexpr,
     LINEAR_BETA: tl.constexpr,
     EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
     PARTS: tl.constexpr,
     GROUPS: tl.constexpr,
     LOADS: tl.constexpr,
@@ -233,6 +235,9 @@ def _gate_up_slot(
     if EARLY:
         cuda.gdc_wait()  # z is the previous kernel's
         cuda.gdc_launch_dependents()
+    elif AHEAD:
+        # Over long ago, it keeps loads of weights from being moved behind products of the first.
+        cuda.gdc_wait()
     token = slot // CHOSEN + tl.zeros_like(row)[:, None]
     x_scale = z_scale
     if FORM == "mxfp8":
@@ -268,6 +273,7 @@ def _gate_up_tiles(
     BETA: tl.constexpr,
     LINEAR_BETA: tl.constexpr,
     EARLY: tl.constexpr,
+    AHEAD: tl.constexpr,
     PARTS: tl.constexpr,
     GROUPS: tl.constexpr,
     LOADS: tl.constexpr,
@@ -284,7 +290,7 @@ def _gate_up_tiles(
     while slots != 0:
         _gate_up_slot(
             z, z_scale, ids, words, scales, hidden, first_expert, token * CHOSEN + first(slots),
-            column, CHOSEN, WIDTH, LATENT, FORM, EXACT, BETA, LINEAR_BETA, EARLY,
+            column, CHOSEN, WIDTH, LATENT, FORM, EXACT, BETA, LINEAR_BETA, EARLY, AHEAD,
             PARTS, GROUPS, LOADS, OCTETS,
         )  # fmt: skip
         slots = without_first(slots, CHAINS, CHAINS)

@@ -8,7 +8,10 @@
 Source: as moe/experts_grouped.
 """
 
+from typing import Any
+
 from tercel.contract import Arg, Cell, Contract, Hazard, Value
+from tercel.contract.contract import InputMaker
 from tercel.ops.moe.experts_grouped.contract import (
     ARGS,
     AXES,
@@ -16,13 +19,18 @@ from tercel.ops.moe.experts_grouped.contract import (
     WEIGHTS,
     WHERE,
     cost,
-    inputs,
     valid,
 )
+from tercel.ops.moe.experts_grouped.contract import inputs as inputs_of_grouped
 
 MAX_TOKENS = 64
 MAX_SLOTS = 16
 """Experts per token."""
+
+
+def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
+    return {**inputs_of_grouped(cell, make), "ids_early": bool(cell.get("early"))}
+
 
 CONTRACT = Contract(
     axes=AXES,
@@ -41,6 +49,7 @@ CONTRACT = Contract(
         Cell("a quarter of the experts, few slots", T=1, k=4, E=4, L=64, I=32, total=16, first=4),
         Cell("a quarter of the experts", T=5, k=4, E=4, L=64, I=32, total=16, first=12),
         Cell("NVFP4, a second scale per matrix", ("tp1",), T=2, k=4, E=9, L=64, I=32, nvfp4=True),
+        Cell("ids early", ("tp1",), T=1, k=4, E=8, L=128, I=128, early=True, mxfp4=True),
         Cell("largest token count", T=MAX_TOKENS, k=2, E=4, L=32, I=32, mxfp4=True),
     ),
     tolerance=TOLERANCE,
