@@ -22,6 +22,7 @@ from tercel.ops.activation.silu_mul import silu_mul
 from tercel.ops.attention.block_attention import block_attention
 from tercel.ops.attention.block_attention_qk_norm_rope import block_attention_qk_norm_rope
 from tercel.ops.attention.mla_query_rope import mla_query_rope
+from tercel.ops.gemm.gemv import gemv
 from tercel.ops.gemm.head_linear import head_linear
 from tercel.ops.gemm.linear import linear
 from tercel.ops.gemm.linear_f32 import linear_f32
@@ -55,6 +56,12 @@ SITES: Mapping[str, Op[..., Any]] = {
     "confidence": linear_f32,
 }
 """Site to op, for tercel.blocks.sites.table."""
+
+FEW_ROWS: Mapping[str, Op[..., Any]] = {
+    **SITES,
+    **{site: gemv for site, op in SITES.items() if op is linear},
+}
+"""The same for as few rows as gemv serves."""
 
 
 def write_context(

@@ -6,7 +6,7 @@ stacks the rows of its parts in the order of its name.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -125,6 +125,18 @@ class ModelWeights:
     """None: not the last stage."""
     head: torch.Tensor | None
     """[vocabulary of this rank, N]; None: not the last stage."""
+
+
+def on_meta(weights: Any) -> Any:
+    """A weight dataclass with its tensors' shapes and dtypes, and no memory."""
+    if isinstance(weights, torch.Tensor):
+        return torch.empty_like(weights, device="meta")
+    if isinstance(weights, tuple):
+        return tuple(on_meta(item) for item in weights)
+    if is_dataclass(weights) and not isinstance(weights, type):
+        names = [item.name for item in fields(weights)]
+        return replace(weights, **{name: on_meta(getattr(weights, name)) for name in names})
+    return weights
 
 
 def tensors_of(weights: Any) -> Iterator[torch.Tensor]:

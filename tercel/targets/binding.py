@@ -81,12 +81,14 @@ def bind_sampling(row: TargetRow, arch: Arch, *, ordered: bool = False) -> Bound
     return _best(SAMPLE, sample, arch, {})
 
 
-def bind_sites(row: TargetRow, arch: Arch, wanted: Sites) -> dict[str, Bound]:
+def bind_sites(
+    row: TargetRow, arch: Arch, wanted: Sites, refused: Refusals | None = None
+) -> dict[str, Bound]:
     """Sites of a drafter, for which rows name no implementations: those of `portable` rows are
-    portable, those of all others the best certified ones."""
+    portable, those of all others the best certified ones. What is `refused` is passed over."""
     policy = row.policy if row.policy == "portable" else "best"
     chosen = replace(row, policy=policy)
-    return {site: _choose(chosen, site, op, arch, {}) for site, op in wanted.items()}
+    return {site: _choose(chosen, site, op, arch, refused or {}) for site, op in wanted.items()}
 
 
 def packs(binding: Binding, dtype: torch.dtype) -> dict[str, Callable[[Any], Any]]:

@@ -5,11 +5,12 @@ execution but for loops, and returns what it finds.
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 LOADS = {"load", "async_copy_global_to_shared"}
 STORES = {"store", "atomic_add", "atomic_cas", "atomic_xchg"}
 WAITS = {"gdc_wait"}
+TRIGGERS = {"gdc_launch_dependents"}
 SHARED_READS = {"warpgroup_mma", "tcgen05_mma", "async_copy_shared_to_global"}
 FENCES = {"fence_async_shared"}
 CLUSTER_ARRIVE, CLUSTER_WAIT = "barrier.cluster.arrive", "barrier.cluster.wait"
@@ -25,11 +26,15 @@ def kernels(tree: ast.Module) -> Iterator[ast.FunctionDef]:
 
 
 def early_reads(
-    tree: ast.Module, constants: set[str], imported: Sequence[ast.Module] = ()
+    tree: ast.Module,
+    constants: set[str],
+    imported: Sequence[ast.Module] = (),
+    follows: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Loads before the wait for the previous launch of anything but `constants`, and stores, in
     kernels that are launched: helpers are read where these call them, those of `imported` modules
-    too."""
+    too. `follows` names kernels that are launched right after another of the module, and which:
+    where that one triggers after its own wait only, what it does not write is in memory by then."""
     own = {function.name: function for function in kernels(tree)}
     called = {_name(call) for function in own.values() for call in _calls(function)}
     functions = {each.name: each for module in imported for each in kernels(module)} | own
@@ -37,10 +42,25 @@ def early_reads(
     for name, function in own.items():
         if name in called or not _waits(function, functions):
             continue
+        first = own.get((follows or {}).get(name, ""))
+        settled = set() if first is None else _settled(first)
         for call, root, kind in _accesses(function, functions):
-            if kind == "store" or (root is not None and root not in constants):
+            if kind == "store" or (root is not None and root not in constants | settled):
                 found.append(f"{name}:{call.lineno} {kind} of {root} before gdc_wait")
     return sorted(set(found))
+
+
+def _settled(function: ast.FunctionDef) -> set[str]:
+    """Its parameters that it does not write, if it triggers its dependents after its wait."""
+    order = [_name(call) for call in _calls(function) if _name(call) in WAITS | TRIGGERS]
+    if not order or order[0] not in WAITS:
+        return set()
+    stored = {
+        _root(call.args[0], function, call.lineno)
+        for call in _calls(function)
+        if _name(call) in STORES
+    }
+    return {argument.arg for argument in function.args.args} - stored
 
 
 def _waits(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> bool:

@@ -19,13 +19,14 @@ from triton.language.extra import cuda
 
 from tercel.ops._lib.kernel_rotary import norm_rotate
 
-PROGRAMS = 132
-"""That fill a GPU. A constant: the number of parts decides bits."""
-MOST_PARTS = 64
+PROGRAMS = 264
+"""That fill a GPU, two on each SM: a tile waits for its page, then for its keys and values. A
+constant: the number of parts decides bits."""
+MOST_PARTS = 128
 ROWS = 64
 TOKENS = 64
 """Context tokens per tile."""
-LEAST = 2
+LEAST = 1
 """Tiles that a part has at least."""
 LANES = 64
 """Channels per program of `_merge`."""
@@ -98,6 +99,7 @@ def attend(
         heads,
         columns,
         parts,
+        width,
         seen.window or 0,
         *q.stride()[:2],
         *k.stride()[:2],
@@ -107,7 +109,6 @@ def attend(
         scale * LOG2_E,
         turn.eps if turn else 0.0,
         turn.rope_scale if turn else 1.0,
-        WIDTH=width,
         SLOTS=max(triton.next_power_of_2(width), 16),
         GROUP=heads // kv_heads,
         PAGE=k_cache.shape[1],
@@ -135,14 +136,14 @@ def attend(
             heads,
             parts,
             room,
+            width,
             seen.window or 0,
-            WIDTH=width,
             PARTS=triton.next_power_of_2(parts),
             V=v_dim,
             LANES=lanes,
             TOKENS=TOKENS,
             LEAST=LEAST,
-            num_warps=2,
+            num_warps=4 if parts > 64 else 2,
             launch_pdl=True,
         )
     return out
@@ -173,7 +174,7 @@ def _update(scores, hidden, value, most, total, mix):
     return highest, total, mix
 
 
-@triton.jit(do_not_specialize=["tokens", "heads", "columns", "parts", "window"])
+@triton.jit(do_not_specialize=["tokens", "heads", "columns", "parts", "width", "window"])
 def _attend(
     q,  # [tokens, heads, V + REST] act
     k,  # [tokens, KV, V + REST] act
@@ -191,6 +192,7 @@ def _attend(
     heads,
     columns,
     parts,
+    width,
     window,
     q_token,
     q_head,
@@ -207,7 +209,6 @@ def _attend(
     scale,
     eps,
     rope_scale,
-    WIDTH: tl.constexpr,
     SLOTS: tl.constexpr,
     GROUP: tl.constexpr,
     PAGE: tl.constexpr,
@@ -228,7 +229,7 @@ def _attend(
     d = tl.arange(0, V)[None, :]
     slot = row // GROUP
     head = kv * GROUP + row % GROUP
-    real = row < WIDTH * GROUP
+    real = row < width * GROUP
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
     length, first, last = _tiles(context_lens, request, columns * PAGE, window, TOKENS)
@@ -236,12 +237,12 @@ def _attend(
     if part >= live:
         return
 
-    token = request * WIDTH + slot
+    token = request * width + slot
     at = q + token[:, None] * q_token + head[:, None] * q_head
     query = tl.load(at + d, mask=real[:, None], other=0.0)
     own = tl.arange(0, SLOTS)
-    inside = (own < WIDTH)[:, None]
-    its = k + (request * WIDTH + own)[:, None] * k_token + kv * k_head
+    inside = (own < width)[:, None]
+    its = k + (request * width + own)[:, None] * k_token + kv * k_head
     key = tl.load(its + d, mask=inside, other=0.0)
     if q_norm is not None:
         frequency = tl.load(inv_freq + tl.arange(0, V // 2))
@@ -267,14 +268,14 @@ def _attend(
         if REST > 0:
             scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
         distance = slot[:, None] - own[None, :]
-        hidden = tl.broadcast_to((own >= WIDTH)[None, :], (ROWS, SLOTS))
+        hidden = tl.broadcast_to((own >= width)[None, :], (ROWS, SLOTS))
         if CAUSAL:
             hidden = hidden | (distance < 0)
         if WINDOWED and not ANCHORED:
             hidden = hidden | (tl.abs(distance) >= window)
         value = key
         if v is not None:
-            theirs = v + (request * WIDTH + own)[:, None] * v_token + kv * v_head
+            theirs = v + (request * width + own)[:, None] * v_token + kv * v_head
             value = tl.load(theirs + d, mask=inside, other=0.0)
         most, total, mix = _update(scores * scale, hidden, value, most, total, mix)
 
@@ -312,7 +313,7 @@ def _attend(
     tl.store(out + here[:, None] * V + d, mix.to(out.dtype.element_ty), mask=real[:, None])
 
 
-@triton.jit(do_not_specialize=["tokens", "heads", "parts", "room", "window"])
+@triton.jit(do_not_specialize=["tokens", "heads", "parts", "room", "width", "window"])
 def _merge(
     mixed,  # [parts, tokens, heads, V] f32
     weight,  # [parts, tokens, heads] f32
@@ -322,8 +323,8 @@ def _merge(
     heads,
     parts,
     room,
+    width,
     window,
-    WIDTH: tl.constexpr,
     PARTS: tl.constexpr,
     V: tl.constexpr,
     LANES: tl.constexpr,
@@ -336,7 +337,7 @@ def _merge(
     d = tl.program_id(2) * LANES + tl.arange(0, LANES)
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
-    _, first, last = _tiles(context_lens, token // WIDTH, room, window, TOKENS)
+    _, first, last = _tiles(context_lens, token // width, room, window, TOKENS)
     inside = part < _live_parts(last - first, parts, LEAST)
     here = (part * tokens + token) * heads + head
     logs = tl.load(weight + here, mask=inside, other=float("-inf"))

@@ -1,5 +1,13 @@
-"""A drafter from a checkpoint of its own, of any published format, over bound sites."""
+"""A drafter from a checkpoint of its own, of any published format, over bound sites.
 
+Sites are bound twice, for as few rows as gemv serves and for any number, as those of a target are
+per step class. Both are recorded on meta tensors first: a kernel that is not certified here, or
+does not serve the drafter's sizes, gives way to the portable form. The log says why, and each of
+its calls is counted. A graph's builds all run before its capture (tercel.runtime.graphs).
+"""
+
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +17,15 @@ from tercel.blocks.sites import SiteTable
 from tercel.core.cache import DrafterCache
 from tercel.core.drafter import TapStream
 from tercel.core.drafting import Block, DraftSampling
-from tercel.targets.binding import bind_sites, counted_table
+from tercel.core.parameters import on_meta
+from tercel.ops.gemm.gemv.contract import MAX_ROWS
+from tercel.targets.binding import Bound, bind_sites, counted_table
 from tercel.targets.drafters import DrafterPlan
+from tercel.targets.recording import Recorder, RecordingGroup, Refused
+
+_LOG = logging.getLogger(__name__)
+PAGE = 64
+"""Tokens of a page while recording; no kernel depends on it."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +33,9 @@ class BlockDrafter:
     """See tercel.targets.drafters.Drafter."""
 
     plan: DrafterPlan
-    table: SiteTable
+    few: SiteTable
+    """Sites of at most MAX_ROWS rows."""
+    many: SiteTable
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -36,25 +53,62 @@ class BlockDrafter:
         cache: DrafterCache,
     ) -> None:
         p = self.plan
-        blocks.write_context(
-            self.table, p.group, p.weights, p.config, taps, positions, slot_mapping, cache
-        )
+        k = self._sites(len(taps))
+        blocks.write_context(k, p.group, p.weights, p.config, taps, positions, slot_mapping, cache)
 
     def draft(
         self, block: Block, sampling: DraftSampling, cache: DrafterCache
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         p = self.plan
-        hidden = blocks.run_block(self.table, p.group, p.weights, p.config, p.embed, block, cache)
-        tokens, logits = blocks.draft(
-            self.table, p.group, p.weights, hidden, p.head, block, sampling
-        )
+        k = self._sites(len(block.anchors) * p.config.width(block.num_drafts))
+        hidden = blocks.run_block(k, p.group, p.weights, p.config, p.embed, block, cache)
+        tokens, logits = blocks.draft(k, p.group, p.weights, hidden, p.head, block, sampling)
         if not p.config.confidence_head:
             return tokens, logits, None
-        return tokens, logits, blocks.confidence(self.table, p.weights, hidden, block, tokens)
+        return tokens, logits, blocks.confidence(k, p.weights, hidden, block, tokens)
+
+    def _sites(self, rows: int) -> SiteTable:
+        return self.few if rows <= MAX_ROWS else self.many
 
 
 def create(plan: DrafterPlan) -> BlockDrafter:
-    """A site without a kernel that is certified here runs its portable form, which the calls
-    counted show."""
-    bound = bind_sites(plan.row, plan.arch, blocks.SITES)
-    return BlockDrafter(plan, counted_table(bound, plan.counts, prefix="drafter."))
+    """Binds the sites of `plan`."""
+    few, many = bind_drafter(plan, rows=1), bind_drafter(plan, rows=MAX_ROWS + 1)
+    for item in few.values():
+        _LOG.info("drafter.%s: %s %s", item.site, item.op.name, item.reason)
+    few_table, many_table = (counted_table(x, plan.counts, prefix="drafter.") for x in (few, many))
+    return BlockDrafter(plan, few_table, many_table)
+
+
+def bind_drafter(plan: DrafterPlan, *, rows: int) -> Mapping[str, Bound]:
+    """What stands behind each site in blocks and context of at least so many rows: the first kernel
+    that is certified and serves the drafter's sizes, else the portable form."""
+    refused: dict[tuple[str, str, str], str] = {}
+    wanted = blocks.FEW_ROWS if rows <= MAX_ROWS else blocks.SITES
+    while True:
+        bound = bind_sites(plan.row, plan.arch, wanted, refused)
+        try:
+            _record(plan, Recorder(bound), rows)
+            return bound
+        except Refused as refusal:
+            refused[refusal.key] = refusal.reason
+
+
+def _record(plan: DrafterPlan, recorder: Recorder, rows: int) -> None:
+    """A block of each request and its context through `recorder`, on meta tensors."""
+    c, group = plan.config, RecordingGroup(plan.group.rank, plan.group.world_size, recorder)
+    w, embed, head = (on_meta(x) for x in (plan.weights, plan.embed, plan.head))
+    with torch.device("meta"):
+        requests = torch.empty(rows, dtype=torch.int64)
+        table = torch.empty(rows, 2, dtype=torch.int64)
+        entry = c.attention.entry_shape(group.world_size)
+        pages = torch.empty(c.num_hidden_layers, 4, PAGE, *entry, dtype=embed.dtype)
+        taps = torch.empty(rows, len(c.taps) * embed.shape[1], dtype=embed.dtype)
+        cache, block = DrafterCache(pages), Block(requests, requests, table, c.max_drafts)
+        sampling = DraftSampling(torch.empty(rows), requests, greedy=True)
+        k = recorder.table
+        blocks.write_context(k, group, w, c, taps, requests, requests, cache)
+        hidden = blocks.run_block(k, group, w, c, embed, block, cache)
+        tokens, _ = blocks.draft(k, group, w, hidden, head, block, sampling)
+        if c.confidence_head:
+            blocks.confidence(k, w, hidden, block, tokens)

@@ -1,5 +1,7 @@
 """The public function."""
 
+from collections.abc import Mapping
+
 import torch
 
 from tercel.contract import kernel, operation, portable, reference
@@ -7,12 +9,24 @@ from tercel.ops.attention.block_attention import portable as fast
 from tercel.ops.attention.block_attention import reference as naive
 from tercel.ops.attention.block_attention.contract import CONTRACT
 
+HEAD_SIZES = (16, 32, 64, 128, 256)
+LATENT_SIZES = (96, 320, 576)
+"""Of keys that hold the values in their first 64, 256 or 512 channels."""
+
+
+def _refuses(sizes: Mapping[str, int]) -> str | None:
+    """Rows of the kernel are whole heads."""
+    served = LATENT_SIZES if "v_dim" not in sizes else HEAD_SIZES
+    if sizes["D"] in served and sizes.get("v_dim", sizes["D"]) == sizes["D"]:
+        return None
+    return f"D={sizes['D']}, v_dim={sizes.get('v_dim')}; its head sizes are {served}"
+
 
 @operation(
     CONTRACT,
     reference(naive.block_attention),
     portable(fast.block_attention),
-    kernel("triton", naive.block_attention),
+    kernel("triton", naive.block_attention, admits=_refuses),
 )
 def block_attention(
     q: torch.Tensor,

@@ -22,7 +22,7 @@ BENCH = Bench(
             cell("one request, several", LAYOUTS, context * KIB, rows, H=6, KV=1, D=64)
             for context, rows in ((1, 1), (8, 1), (64, 1), (8, 8))
         ),
-        cell("every head", (), 8 * KIB, 8, H=96, KV=8, D=128),
+        cell("every head", (), 8 * KIB, 8, H=96, KV=16, D=64),
     ),
     baselines={"torch": block_attention_qk_norm_rope},
 )

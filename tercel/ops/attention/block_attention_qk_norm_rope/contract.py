@@ -65,6 +65,21 @@ def cost(sizes: Mapping[str, int]) -> Cost:
 NANO: dict[str, Any] = {"width": 7, "H": 4, "KV": 2, "D": 64, "PS": 16, "PAGES": 12}
 K3: dict[str, Any] = {"H": 6, "KV": 1, "D": 64, "PS": 64, "PAGES": 12}
 
+SPLITS = (
+    *((requests, 1) for requests in (1, 2, 3, 4, 5, 8)),
+    *((2, 4), (4, 2)),
+    *((requests, width) for width in (7, 8) for requests in range(1, 9)),
+)
+"""(requests, slots of each) that K3's drafters run at."""
+CONTEXTS = (2041, 0, 1, 63, 64, 65, 700, 1290)
+
+
+def split(requests: int, width: int) -> Cell:
+    """Contexts that end on both sides of a page, are empty, and are divided."""
+    sizes = {**K3, "PAGES": 72, "width": width, "contexts": CONTEXTS[:requests]}
+    return Cell("a split of a rank of 16", ("tp16_moetp4ep4",), **sizes)
+
+
 CONTRACT = Contract(
     axes={
         "R": "requests, width slots each",
@@ -119,6 +134,14 @@ CONTRACT = Contract(
             interleaved=True,
             rope_scale=1.2,
         ),
+        Cell(
+            "K3 drafter's heads, rank of 4",
+            ("tp4",),
+            **{**K3, "H": 24, "KV": 4},
+            width=7,
+            contexts=(65, 187),
+        ),
+        *(split(requests, width) for requests, width in SPLITS),
     ),
     tolerance=Tolerance(
         element_ulps=24,

@@ -1,5 +1,7 @@
 """The public function."""
 
+from collections.abc import Mapping
+
 import torch
 
 from tercel.contract import kernel, operation, portable, reference
@@ -7,12 +9,21 @@ from tercel.ops.attention.block_attention_qk_norm_rope import portable as fast
 from tercel.ops.attention.block_attention_qk_norm_rope import reference as naive
 from tercel.ops.attention.block_attention_qk_norm_rope.contract import CONTRACT
 
+HEAD_SIZES = (16, 32, 64, 128, 256)
+
+
+def _refuses(sizes: Mapping[str, int]) -> str | None:
+    """Rows of the kernel are whole heads."""
+    if sizes["D"] in HEAD_SIZES:
+        return None
+    return f"D={sizes['D']}; its head sizes are {HEAD_SIZES}"
+
 
 @operation(
     CONTRACT,
     reference(naive.block_attention_qk_norm_rope),
     portable(fast.block_attention_qk_norm_rope),
-    kernel("triton", naive.block_attention_qk_norm_rope),
+    kernel("triton", naive.block_attention_qk_norm_rope, admits=_refuses),
 )
 def block_attention_qk_norm_rope(
     qkv: torch.Tensor,

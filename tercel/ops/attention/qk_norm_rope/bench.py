@@ -11,7 +11,7 @@ BENCH = Bench(
     cells=(
         Cell("a block", LAYOUTS, **SIZES, T=8),
         Cell("64 blocks", LAYOUTS, **SIZES, T=512),
-        Cell("64 blocks, every head", (), **{**SIZES, "H": 96, "KV": 8, "D": 128}, T=512),
+        Cell("64 blocks, every head", (), **{**SIZES, "H": 96, "KV": 16}, T=512),
     ),
     baselines={"torch": qk_norm_rope},
 )

@@ -11,7 +11,7 @@ Source: Kimi K3 modeling_kimi_linear.py, the MoE gate (noaux_tc with one group).
 from collections.abc import Mapping
 from typing import Any
 
-from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
+from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Tolerance, Value
 from tercel.contract.contract import InputMaker
 
 
@@ -55,4 +55,5 @@ CONTRACT = Contract(
         rms_ulps=3,
         why="fp32: sigmoid, a sum of top_k scores, a division and a product; ids are exact",
     ),
+    hazards=(Hazard("early_read", "the bias is read before the wait", ("bias",)),),
 )

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kernel_route import route_token
+from tercel.ops._lib.kernel_route import form, load_biases, route_token
 
 
 def route(
@@ -14,19 +14,15 @@ def route(
     tokens, experts = logits.shape
     ids = torch.empty(tokens, top_k, dtype=torch.int64, device=logits.device)
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
-    padded = max(triton.next_power_of_2(experts), 32)
     _route[(tokens,)](
         logits,
         bias,
         ids,
         weights,
         experts,
-        PADDED=padded,
-        TOP_K=top_k,
-        TOP_K_PADDED=triton.next_power_of_2(top_k),
+        **form(experts, top_k),
         SCALING=scaling,
         RENORMALIZE=renormalize,
-        num_warps=min(padded // 32, 4),
         launch_pdl=True,
     )
     return ids, weights
@@ -41,14 +37,15 @@ def _route(
     experts,
     PADDED: tl.constexpr,
     TOP_K: tl.constexpr,
-    TOP_K_PADDED: tl.constexpr,
+    BEST: tl.constexpr,
     SCALING: tl.constexpr,
     RENORMALIZE: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
+    biases = load_biases(bias, experts, PADDED)
     cuda.gdc_wait()  # the logits are the previous kernel's
     cuda.gdc_launch_dependents()
     route_token(
-        logits + token * experts, bias, ids + token * TOP_K, weights + token * TOP_K, experts,
-        PADDED, TOP_K, TOP_K_PADDED, SCALING, RENORMALIZE, False,
+        logits + token * experts, biases, ids + token * TOP_K, weights + token * TOP_K, experts,
+        PADDED, TOP_K, BEST, SCALING, RENORMALIZE, False,
     )  # fmt: skip

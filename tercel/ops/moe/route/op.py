@@ -15,7 +15,8 @@ def route(
 
     Args:
         logits: [T, E] fp32 over the experts of all ranks.
-        bias: [E] fp32, added to the scores for the selection only.
+        bias: [E] fp32, added to the scores for the selection only. Kernels read it before the wait
+            for the previous launch, which must not write it.
         top_k: experts per token.
         scaling: factor of the weights.
         renormalize: whether the raw scores of a token are divided by their sum.

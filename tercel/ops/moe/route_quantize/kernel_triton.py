@@ -12,9 +12,9 @@ from tercel.ops._lib.kernel_mxfp8 import (
     magnitude,
     rounded_to_e4m3,
 )
-from tercel.ops._lib.kernel_route import route_token
+from tercel.ops._lib.kernel_route import form, load_biases, route_token
 
-GROUPS = 32
+BLOCKS = 32
 """Of 32 values, per program."""
 
 
@@ -27,7 +27,9 @@ def route_quantize(
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=z.device)
     codes = torch.empty(tokens, latent, dtype=torch.float8_e4m3fn, device=z.device)
     scale = torch.empty(tokens, latent // 32, dtype=torch.uint8, device=z.device)
-    pieces = triton.cdiv(latent, 32 * GROUPS)
+    pieces = triton.cdiv(latent, 32 * BLOCKS)
+    options = form(experts, top_k)
+    options["num_warps"] = max(options["num_warps"], 4)
     _route_quantize[(1 + pieces, tokens)](
         logits.detach(),
         bias.detach(),
@@ -38,12 +40,9 @@ def route_quantize(
         scale,
         experts,
         LATENT=latent,
-        GROUPS=GROUPS,
-        PADDED=max(triton.next_power_of_2(experts), 32),
-        TOP_K=top_k,
-        TOP_K_PADDED=triton.next_power_of_2(top_k),
+        BLOCKS=BLOCKS,
+        **options,
         SCALING=scaling,
-        num_warps=4,
         launch_pdl=True,
     )
     return ids, weights, codes, scale
@@ -60,10 +59,10 @@ def _route_quantize(
     scale,  # [T, LATENT / 32] u8
     experts,
     LATENT: tl.constexpr,
-    GROUPS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     PADDED: tl.constexpr,
     TOP_K: tl.constexpr,
-    TOP_K_PADDED: tl.constexpr,
+    BEST: tl.constexpr,
     SCALING: tl.constexpr,
 ):
     piece = tl.program_id(0)
@@ -71,17 +70,18 @@ def _route_quantize(
     cuda.gdc_wait()  # logits and z are earlier kernels'
     cuda.gdc_launch_dependents()
     if piece == 0:
+        biases = load_biases(bias, experts, PADDED)
         route_token(
-            logits + token * experts, bias, ids + token * TOP_K, weights + token * TOP_K, experts,
-            PADDED, TOP_K, TOP_K_PADDED, SCALING, True, True,
+            logits + token * experts, biases, ids + token * TOP_K, weights + token * TOP_K, experts,
+            PADDED, TOP_K, BEST, SCALING, True, True,
         )  # fmt: skip
     else:
-        group = (piece - 1) * GROUPS + tl.arange(0, GROUPS)
-        inside = group < LATENT // 32
-        at = token * LATENT + group[:, None] * 32 + tl.arange(0, 32)[None, :]
+        block = (piece - 1) * BLOCKS + tl.arange(0, BLOCKS)
+        inside = block < LATENT // 32
+        at = token * LATENT + block[:, None] * 32 + tl.arange(0, 32)[None, :]
         values = tl.load(z + at, mask=inside[:, None], other=0.0).to(tl.float32)
         largest = tl.max(magnitude(values), 1)
         byte = exponent_byte(largest)
         scaled = rounded_to_e4m3(values * inverse(largest, byte)[:, None])
         tl.store(codes + at, e4m3_code(scaled).to(tl.uint8), mask=inside[:, None])
-        tl.store(scale + token * (LATENT // 32) + group, byte.to(tl.uint8), mask=inside)
+        tl.store(scale + token * (LATENT // 32) + block, byte.to(tl.uint8), mask=inside)

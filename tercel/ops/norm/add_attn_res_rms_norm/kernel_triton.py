@@ -1,4 +1,4 @@
-"""norm/add_attn_res_rms_norm, one program per token."""
+"""norm/add_attn_res_rms_norm, in one launch or two."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""norm/attn_res, one program per token."""
+"""norm/attn_res, in one launch or two."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""norm/attn_res_rms_norm, one program per token."""
+"""norm/attn_res_rms_norm, in one launch or two."""
 
 import torch
 

@@ -2,12 +2,12 @@
 
 import torch
 
-from tercel.contract import operation, reference
+from tercel.contract import kernel, operation, reference
 from tercel.ops.sampling.logprobs import reference as naive
 from tercel.ops.sampling.logprobs.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.logprobs))
+@operation(CONTRACT, reference(naive.logprobs), kernel("triton", naive.logprobs))
 def logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, *, top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

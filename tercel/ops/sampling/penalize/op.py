@@ -2,12 +2,12 @@
 
 import torch
 
-from tercel.contract import operation, reference
+from tercel.contract import kernel, operation, reference
 from tercel.ops.sampling.penalize import reference as naive
 from tercel.ops.sampling.penalize.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.penalize))
+@operation(CONTRACT, reference(naive.penalize), kernel("triton", naive.penalize))
 def penalize(
     logits: torch.Tensor,
     rows: torch.Tensor,

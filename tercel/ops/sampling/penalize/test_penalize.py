@@ -11,9 +11,11 @@ from tercel.contract.check import (
     check_sequence,
 )
 from tercel.ops.sampling.penalize import CONTRACT, penalize
+from tests.interpreter import implementations
 
 CELL = CONTRACT.cells[1]
 PORTABLE = penalize.portable.name
+TESTED = implementations(penalize)
 
 
 def penalized(logits, *, count=0.0, seen=1.0, repetition=1.0, presence=0.0, frequency=0.0, bias=()):
@@ -36,20 +38,23 @@ def penalized(logits, *, count=0.0, seen=1.0, repetition=1.0, presence=0.0, freq
 
 
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
-def test_cells(cell):
-    check_cell(penalize, cell, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_cells(cell, implementation):
+    check_cell(penalize, cell, implementation)
 
 
-def test_sequence():
-    check_sequence(penalize, CELL, PORTABLE, steps=3)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_sequence(implementation):
+    check_sequence(penalize, CELL, implementation, steps=3)
 
 
 def test_meta():
     check_meta(penalize, CELL, PORTABLE)
 
 
-def test_replay():
-    check_replay(penalize, CELL, PORTABLE)
+@pytest.mark.parametrize("implementation", TESTED)
+def test_replay(implementation):
+    check_replay(penalize, CELL, implementation)
 
 
 @pytest.mark.parametrize(

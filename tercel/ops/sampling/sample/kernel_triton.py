@@ -1,19 +1,22 @@
-"""sampling/sample without filters, in two launches for greedy rows and three for draws.
+"""sampling/sample, in two launches for greedy rows, three for draws, seven where a row filters.
 
     1. of each part of a row: the largest logit, its first id, whether all are numbers
     2. of each part, in fp64: the mass exp((logit - largest) / temperature)
     3. the part in which the cumulative mass passes u of the whole, then the id inside it
 
-Parts are taken in id order and nothing is added by atomics, so a row's token depends on that row
-alone. Rows that filter need a sort: the portable form serves them.
+Filters lie between: the smallest logit that passes top-k and top-p (kernel_threshold.py, three
+launches), then the masses again, of what passes that and min-p. Parts are taken in id order and
+nothing is added by atomics, so a row's token depends on that row alone.
 """
+
+from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops.sampling.sample import portable
+from tercel.ops._lib.kernel_threshold import BINS, PER_UNIT, bins, thresholds
 
 BLOCK = 2048
 """Logits per program: 80 parts of K3's vocabulary."""
@@ -32,9 +35,6 @@ def sample(
     filtered: bool,
     greedy: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if filtered:
-        parameters = (temperature, top_k, top_p, min_p, seeds, positions)
-        return portable.sample(logits, *parameters, stream=stream, filtered=True, greedy=greedy)
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
@@ -45,15 +45,32 @@ def sample(
     ids = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     launched = {"num_warps": 4, "launch_pdl": True}
     _largest[(parts, rows)](logits, largest, ids, vocabulary, BLOCK=BLOCK, **launched)
-    held = {"PARTS": triton.next_power_of_2(parts), **launched}
-    masses = None
+    masses = least = None
     if not greedy:
+        sizes = (vocabulary, parts)
         masses = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
-        _masses[(parts, rows)](
-            logits, temperature, largest, masses, vocabulary, parts, BLOCK=BLOCK, **held
-        )
-    drawn = (logits, temperature, seeds, positions, largest, ids, masses, tokens, finite)
-    _token[(rows,)](*drawn, vocabulary, parts, stream, BLOCK=BLOCK, **held)
+        counts = torch.empty(rows, parts, BINS, dtype=torch.int32, device=logits.device)
+        held = {"BLOCK": BLOCK, "PARTS": triton.next_power_of_2(parts)}
+        held |= {"BINS": BINS, "PER_UNIT": PER_UNIT}
+        weigh = partial(_masses[(parts, rows)], logits, temperature, largest)
+        weigh(None, None, masses, counts if filtered else None, *sizes, **held, **launched)
+        if filtered:
+            asked = (logits, temperature, top_k, top_p)
+            least = thresholds(*asked, largest, masses, counts, BLOCK)
+            weigh(least, min_p, masses, None, *sizes, **held, **launched)
+    drawn = (logits, temperature, seeds, positions, largest, ids, masses, least)
+    _token[(rows,)](
+        *drawn,
+        min_p,
+        tokens,
+        finite,
+        vocabulary,
+        parts,
+        stream,
+        BLOCK=BLOCK,
+        PARTS=triton.next_power_of_2(parts),
+        **launched,
+    )
     return tokens, finite
 
 
@@ -90,10 +107,15 @@ def _whole(largest, row, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
-def _mass(logits, most, temperature):
-    """fp64, relative to the largest: the sum over the vocabulary cannot overflow."""
+def _mass(logits, most, temperature, least, min_p, row):
+    """fp64, relative to the largest: the sum over the vocabulary cannot overflow. Zero below the
+    row's `least` logit and below min_p, if there are such."""
     heat = tl.where(temperature == 0.0, 1.0, temperature).to(tl.float64)
-    return tl.exp((logits.to(tl.float64) - most.to(tl.float64)) / heat)
+    mass = tl.exp((logits.to(tl.float64) - most.to(tl.float64)) / heat)
+    if least is not None:
+        passes = (logits >= tl.load(least + row)) & (mass >= tl.load(min_p + row).to(tl.float64))
+        mass = tl.where(passes, mass, 0.0)
+    return mass
 
 
 @triton.jit
@@ -101,11 +123,16 @@ def _masses(
     logits,  # [rows, vocabulary] fp32
     temperature,  # [rows] fp32
     largest,  # [rows, parts] fp32
+    least,  # [rows] fp32, or None: nothing is filtered
+    min_p,  # [rows] fp32, or None
     masses,  # [rows, parts] fp64
+    counts,  # [rows, parts, BINS] i32, or None
     vocabulary,
     parts,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
+    BINS: tl.constexpr,
+    PER_UNIT: tl.constexpr,
 ):
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = part * BLOCK + tl.arange(0, BLOCK)
@@ -113,8 +140,16 @@ def _masses(
     cuda.gdc_wait()
     most, _, _ = _whole(largest, row, parts, PARTS)
     values = tl.load(logits + row * vocabulary + at, mask=at < vocabulary, other=float("-inf"))
-    mass = _mass(values, most, tl.load(temperature + row))
-    tl.store(masses + row * parts + part, tl.sum(mass, 0))
+    temperature = tl.load(temperature + row)
+    mass = _mass(values, most, temperature, least, min_p, row)
+    there = row * parts + part
+    tl.store(masses + there, tl.sum(mass, 0))
+    if counts is not None:
+        heat = tl.where(temperature == 0.0, 1.0, temperature)
+        held = tl.histogram(bins(values, most, heat, BINS, PER_UNIT), BINS)
+        bin = tl.arange(0, BINS)
+        past = tl.maximum(part * BLOCK + BLOCK - vocabulary, 0)
+        tl.store(counts + there * BINS + bin, held - tl.where(bin == BINS - 1, past, 0))
 
 
 @triton.jit
@@ -141,6 +176,8 @@ def _token(
     largest,  # [rows, parts] fp32
     ids,  # [rows, parts] i32
     masses,  # [rows, parts] fp64; None: all rows are greedy
+    least,  # [rows] fp32, or None: nothing is filtered
+    min_p,  # [rows] fp32
     tokens,  # [rows] i64
     finite,  # [rows] bool
     vocabulary,
@@ -167,7 +204,7 @@ def _token(
         before = tl.max(tl.where(part < chosen, upto, 0.0), 0)
         at = chosen * BLOCK + tl.arange(0, BLOCK)
         inner = tl.load(logits + row * vocabulary + at, mask=at < vocabulary, other=float("-inf"))
-        inner = _mass(inner, most, heat)
+        inner = _mass(inner, most, heat, least, min_p, row)
         last = tl.max(tl.where(inner > 0.0, at, 0), 0)
         passed = before + tl.cumsum(inner, 0) > target
         drawn = tl.minimum(tl.min(tl.where(passed, at, vocabulary), 0), last)

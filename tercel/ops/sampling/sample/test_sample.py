@@ -19,6 +19,17 @@ PORTABLE = sample.portable.name
 TESTED = implementations(sample)
 EVERY = implementations(sample, "reference", "portable")
 PARTS = Cell("a vocabulary of several parts", S=5, V=5000, kind="plain")
+FEW = Cell("several parts, few rows with filters", S=3, V=2500, kind="filtered")
+SMALL = (GREEDY, PLAIN, CONTRACT.cells[3], PARTS, FEW)
+CALLS = [
+    *(pytest.param(cell, PORTABLE, id=f"{PORTABLE}-{cell}") for cell in (*CONTRACT.cells, PARTS)),
+    *(
+        pytest.param(*(cell, *kernel.values), marks=kernel.marks, id=f"triton-{cell}")
+        for kernel in TESTED[1:]
+        for cell in SMALL
+    ),
+]
+"""Interpreted, a row that filters takes a second."""
 PROBABILITIES = torch.tensor([0.3, 0.02, 0.2, 0.001, 0.15, 0.12, 0.1, 0.06, 0.04, 0.009])
 DRAWS = 20000
 
@@ -49,8 +60,7 @@ def chi_square(tokens, probabilities):
     return float(((counts[kept] - expected).square() / expected).sum())
 
 
-@pytest.mark.parametrize("cell", (*CONTRACT.cells, PARTS), ids=str)
-@pytest.mark.parametrize("implementation", TESTED)
+@pytest.mark.parametrize(("cell", "implementation"), CALLS)
 def test_cells(cell, implementation):
     check_cell(sample, cell, implementation)
 
@@ -60,7 +70,7 @@ def test_meta(cell):
     check_meta(sample, cell, PORTABLE)
 
 
-@pytest.mark.parametrize("cell", [PLAIN, FILTERED], ids=str)
+@pytest.mark.parametrize("cell", [PLAIN, FEW], ids=str)
 @pytest.mark.parametrize("implementation", TESTED)
 def test_replay(cell, implementation):
     check_replay(sample, cell, implementation)
@@ -110,15 +120,15 @@ def test_greedy_ties_go_to_the_lower_id(implementation):
 )
 def test_a_row_that_is_not_finite_disturbs_no_other(fill, implementation):
     run = sample.using(implementation)
-    arguments = draw(sample, FILTERED, dtype=torch.float32)
+    arguments = draw(sample, FEW, dtype=torch.float32)
     expected, _ = run(**arguments)
     if fill is None:
-        arguments["logits"][4] = float("-inf")
+        arguments["logits"][1] = float("-inf")
     else:
-        arguments["logits"][4, 77] = fill
+        arguments["logits"][1, 77] = fill
     tokens, finite = run(**arguments)
-    assert finite.tolist() == [row != 4 for row in range(8)]
-    expected[4] = 0
+    assert finite.tolist() == [row != 1 for row in range(3)]
+    expected[1] = 0
     assert torch.equal(tokens, expected)
 
 
@@ -141,6 +151,33 @@ def test_rows_do_not_depend_on_their_batch():
     others["top_p"][3] = 0.5
     mixed, _ = sample(**{**arguments, **others, "filtered": True})
     assert mixed[1] == whole[2], "a neighbour's filter changed the draw"
+
+
+@pytest.mark.parametrize("implementation", TESTED)
+def test_filters_keep_what_equals_the_smallest(implementation):
+    """Of masses 8, 7, three ones and less, which are 22.2 together: a row per filter."""
+    masses = torch.tensor([0.6, 1.0, 0.7, 8.0, 0.8, 1.0, 0.5, 7.0, 0.9, 0.4, 1.0, 0.3])
+    filters = [(1, 1.0, 1), (3, 1.0, 5), (0, 0.35, 1), (0, 0.65, 2), (0, 0.7, 5), (4, 0.999, 5)]
+    top_k, top_p, kept = zip(*filters, strict=True)
+    rows = len(filters)
+    arguments = {
+        "logits": masses.log().expand(rows, -1).contiguous(),
+        "temperature": torch.ones(rows),
+        "top_k": torch.tensor(top_k),
+        "top_p": torch.tensor(top_p),
+        "min_p": torch.zeros(rows),
+        "seeds": torch.full((rows,), 5),
+        "stream": 0,
+        "filtered": True,
+    }
+    order = masses.argsort(descending=True, stable=True).tolist()
+    run = sample.using(implementation)
+    for position in (6, 11):  # draws of 0.995 and 0.023: the last and the first id that is kept
+        arguments["positions"] = torch.full((rows,), position)
+        tokens, finite = run(**arguments)
+        assert finite.all() and torch.equal(tokens, sample.using("reference")(**arguments)[0])
+        for token, count in zip(tokens.tolist(), kept, strict=True):
+            assert token in order[:count]
 
 
 @pytest.mark.parametrize(
