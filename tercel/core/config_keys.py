@@ -87,12 +87,12 @@ _ALIASES = {
 _LARGEST = 2**31 - 1
 
 
-def is_size(value: object) -> bool:
+def _is_size(value: object) -> bool:
     return type(value) is int and 0 < value <= _LARGEST
 
 
-def is_count(value: object) -> bool:
-    return (value == 0 and type(value) is int) or is_size(value)
+def _is_count(value: object) -> bool:
+    return (value == 0 and type(value) is int) or _is_size(value)
 
 
 def is_number(value: object) -> bool:
@@ -108,12 +108,12 @@ def _is_negative(value: object) -> bool:
 
 
 def _is_layers(value: object) -> bool:
-    return isinstance(value, list) and all(is_size(layer) for layer in value)
+    return isinstance(value, list) and all(_is_size(layer) for layer in value)
 
 
 Kind = tuple[Callable[[object], bool], str]
-SIZE: Kind = (is_size, "a positive integer")
-COUNT: Kind = (is_count, "an integer from 0")
+SIZE: Kind = (_is_size, "a positive integer")
+COUNT: Kind = (_is_count, "an integer from 0")
 FLAG: Kind = (lambda value: type(value) is bool, "true or false")
 POSITIVE: Kind = (is_positive, "a positive number")
 _LAYERS: Kind = (_is_layers, "a list of layer numbers from 1")
@@ -126,7 +126,7 @@ _KINDS: Mapping[str, Kind] = {
     "attn_res_block_size": SIZE,
     "max_position_embeddings": SIZE,
     "num_key_value_heads": SIZE,
-    "first_k_dense_replace": (is_count, "a layer number from 0"),
+    "first_k_dense_replace": (_is_count, "a layer number from 0"),
     "rms_norm_eps": POSITIVE,
     "routed_scaling_factor": POSITIVE,
     "activation_situ_beta": POSITIVE,
