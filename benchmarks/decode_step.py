@@ -8,7 +8,6 @@ import shutil
 import statistics
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,10 +19,12 @@ from benchmarks.paths import ROOT
 from tercel.config import EngineConfig, SamplingParams
 from tercel.contract.timing import copy_bandwidth
 from tercel.core.step import Row, StepClass, StepPlan
+from tercel.parallel import SingleGroup
 from tercel.runtime.checkpoint import open_files
 from tercel.runtime.llm import LLM
-from tercel.targets.load import Plan, meta_cache
+from tercel.targets.load import Plan
 from tercel.targets.program import record
+from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.load import meta_model
 
 CONFIG = ROOT / "tests/configs/kimi_linear.json"
@@ -37,21 +38,25 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def floor_bytes(plan: Plan, batch: int, context: int) -> dict[str, int]:
+def floor_bytes(plan: Plan, batch: int, context: int, width: int = 1) -> dict[str, int]:
     """Bytes that one decode step must move: everything once, and of the experts those that so many
-    tokens reach when all are equally likely."""
+    tokens reach when all are equally likely. Its rows have `width` tokens."""
     page_size = EngineConfig().page_size
-    pages = -(-context // page_size)
-    rows = tuple(Row(str(i), (1,), context - 1, 1, (1,) * pages) for i in range(batch))
+    pages = -(-(context + width) // page_size)
+    rows = tuple(Row(str(i), (1,) * width, context, 1, (1,) * pages) for i in range(batch))
     model, place = plan.place.model, plan.place
     weights = meta_model(model, place.layout, place.rank, dtype=plan.dtype, packs=plan.packs())
-    cache = meta_cache(place, page_size, plan.dtype)
-    plans = {StepClass.DECODE: StepPlan(verify=rows)}
+    sizes = CacheSizes(num_pages=4, page_size=page_size, num_slots=4, max_draft=width - 1)
+    meta: dict[str, Any] = {"dtype": plan.dtype, "device": torch.device("meta")}
+    cache = create_cache(place, SingleGroup(), sizes=sizes, **meta)
+    step_class = StepClass.DECODE if width == 1 else StepClass.VERIFY
+    plans = {step_class: StepPlan(verify=rows)}
     calls = record(plan.route.row, plan.binding, weights, cache, place, page_size, plans)
     total = experts = 0
-    slots, count = batch * model.num_experts_per_token, model.num_experts
-    reached = count * (1 - (1 - model.num_experts_per_token / count) ** batch)
-    for call in calls[StepClass.DECODE]:
+    tokens = batch * width
+    slots, count = tokens * model.num_experts_per_token, model.num_experts
+    reached = count * (1 - (1 - model.num_experts_per_token / count) ** tokens)
+    for call in calls[step_class]:
         if call.site == "experts":
             experts += int(call.bytes * reached / min(slots, count))
         else:
@@ -88,19 +93,24 @@ def time_steps(llm: LLM, batch: int) -> dict[str, Any]:
         "step_ms": statistics.median(times),
         "low_ms": ordered[len(ordered) // 10],
         "high_ms": ordered[-1 - len(ordered) // 10],
-        "graph_ms": graph_ms(llm, batch),
+        "graph_ms": graph_ms(llm, sink_plan(llm, batch)),
         "portable_sites": plain,
     }
 
 
+def sink_plan(llm: LLM, batch: int, width: int = 1, num_drafts: int = 0) -> StepPlan:
+    """A greedy step that touches the sinks only."""
+    pages = (0,) * -(-(PROMPT + width) // llm.engine.config.page_size)
+    rows = (Row("", (i,) * width, PROMPT, 0, pages, num_drafts=width - 1) for i in range(batch))
+    return StepPlan(verify=tuple(rows), num_drafts=num_drafts)
+
+
 @torch.inference_mode()
-def graph_ms(llm: LLM, batch: int) -> float | None:
-    """The graph of a step alone, all rows at the sinks; None where steps run op by op."""
+def graph_ms(llm: LLM, plan: StepPlan) -> float | None:
+    """The graph of a step alone; None where steps run op by op."""
     graphs = llm.engine._runner._graphs  # type: ignore[attr-defined]
     if graphs is None:
         return None
-    row = Row("", (0,), PROMPT, 0, (0,) * (PROMPT // 64 + 1))
-    plan = StepPlan(verify=tuple(replace(row, tokens=(index,)) for index in range(batch)))
     size = graphs.size_of(plan)
     times = []
     for _ in range(STEPS):

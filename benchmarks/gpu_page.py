@@ -7,13 +7,13 @@ write what it is made from.
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from benchmarks import svg
+from benchmarks.gpu_sections import sections, table
 from tercel.contract.bench import bench_of
 from tercel.contract.goals import FIXED_US, goal_us, roof_us
 from tercel.contract.receipt import (
@@ -129,16 +129,16 @@ def _timed(name: str, receipt: Receipt) -> Iterator[Timed]:
 def render(results: Path) -> str:
     """The page; `results` may not exist yet."""
     entries = json.loads(results.read_text(encoding="utf-8")) if results.exists() else {}
-    sections = [
+    parts = [
         INTRODUCTION.format(fixed=FIXED_US),
         _runs(),
         _named_goals(),
         _plots(),
         _kernels(),
         _errors(),
-        *(SECTIONS[name](entry) for name, entry in entries.items() if name in SECTIONS),
+        *sections(entries),
     ]
-    return "\n".join(section for section in sections if section)
+    return "\n".join(part for part in parts if part)
 
 
 def _runs() -> str:
@@ -162,13 +162,6 @@ def _run(receipt: Receipt) -> str:
     return f"{run}; copy {copy:.0f} GB/s, read {read:.0f} GB/s, bf16 {flops:.0f} TFLOP/s"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: int = 0) -> str:
-    """A Markdown table; columns from `right` on are numbers."""
-    marks = ["---" if index < right or not right else "---:" for index in range(len(head))]
-    lines = [f"| {' | '.join(row)} |" for row in (head, tuple(marks), *rows)]
-    return "\n".join(lines) + "\n"
-
-
 def _named_goals() -> str:
     rows = [
         (
@@ -189,7 +182,7 @@ def _named_goals() -> str:
     text = (
         f"## Named goals\n\n{met} of {len(rows)} are met; of all {len(timed())} cells {every}.\n\n"
     )
-    return text + _table(head, rows, 2)
+    return text + table(head, rows, 2)
 
 
 def _plots() -> str:
@@ -209,7 +202,7 @@ def _kernels() -> str:
         mark = "" if state is Status.CERTIFIED else f" ({state})"
         if rows:
             head = ("cell", "us", "GB/s", "roof", "goal", "", "beside it", "tolerance")
-            parts.append(f"### {name}, {receipt.implementation}{mark}\n\n{_table(head, rows, 1)}")
+            parts.append(f"### {name}, {receipt.implementation}{mark}\n\n{table(head, rows, 1)}")
     return "\n".join(parts) if len(parts) > 1 else ""
 
 
@@ -248,73 +241,7 @@ def _errors() -> str:
                 )
             )
     head = ("kernel", "result", "worst element, ulps", "RMS, ulps", "cells")
-    return "## Errors\n\n" + _table(head, rows, 2) if rows else ""
-
-
-def _measured(entry: dict[str, Any]) -> str:
-    versions = ", ".join(f"{name} {value}" for name, value in entry["versions"].items())
-    return f"\n`{entry['command']}`, {entry['date']}, {entry['device']}, {versions}\n"
-
-
-def _decode_steps(entry: dict[str, Any]) -> str:
-    rows = [
-        (
-            batch,
-            f"{step['step_ms']:.3f} ({step['low_ms']:.3f}..{step['high_ms']:.3f})",
-            "" if step["graph_ms"] is None else f"{step['graph_ms']:.3f}",
-            f"{step['floor_ms']:.3f}",
-            f"{step['bytes'] / 1e9:.2f}",
-            ", ".join(step["portable_sites"]) or "none",
-        )
-        for batch, step in entry["steps"].items()
-    ]
-    head = ("batch", "step, ms", "its graph, ms", "byte floor, ms", "GB", "portable calls")
-    gigabytes = entry["weight_bytes"] / 1e9
-    text = (
-        f"## Kimi-Linear 48B, random weights\n\n{gigabytes:.1f} GB of weights drawn on the device, "
-        f"ready in {entry['loaded_s']:.0f} s. A step is what the engine takes from plan to tokens "
-        "on the host; the floor is the bytes that it must read at the copy bandwidth, experts as "
-        "far as so many tokens reach them.\n\n"
-    )
-    return text + _table(head, rows) + _measured(entry)
-
-
-def _nano(entry: dict[str, Any]) -> str:
-    forks = [
-        (str(f["problem"]), str(f["position"]), f"{f['margin']:.4f}", f"{f['ulps']:.2f}")
-        for f in entry["forks"]
-    ]
-    count = entry["problems"]
-    ops = [key for key in entry["decode_calls"] if key not in entry["portable_sites"]]
-    lines = [
-        "## nano against the CPU\n",
-        f"{count} fresh problems, greedy: {entry['gpu_right']} right on the GPU in bf16, "
-        f"{entry['cpu_right']} on a CPU in fp32 (paired, p = {entry['paired_p']:.2f}). "
-        f"{entry['equal_texts']:.1%} of the texts are equal (goal: 95 %); where one parts, the two "
-        "best fp32 logits differ by the margin below (goal: under 4 bf16 ulps of the logit; widest "
-        f"{entry['widest_fork_ulps']:.2f}). Log-probabilities of the five best tokens "
-        f"differ by up to {entry['logprob_difference']:.1e}.\n",
-        f"Decode steps call {len(ops)} certified implementations and "
-        f"{len(entry['portable_sites'])} portable ones"
-        f"{': ' if entry['portable_sites'] else ''}{', '.join(entry['portable_sites'])}.\n",
-    ]
-    head = ("problem", "token", "margin", "ulps")
-    return "\n".join(lines) + (_table(head, forks, 1) if forks else "") + _measured(entry)
-
-
-def _sanitizer(entry: dict[str, Any]) -> str:
-    rows = [
-        (each["kernel"], each["cell"], each["tool"], each["verdict"]) for each in entry["families"]
-    ]
-    head = ("kernel", "cell", "tool", "verdict")
-    return "## compute-sanitizer\n\n" + _table(head, rows) + _measured(entry)
-
-
-SECTIONS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "kimi_linear_48b": _decode_steps,
-    "nano_on_gpu": _nano,
-    "sanitizer": _sanitizer,
-}
+    return "## Errors\n\n" + table(head, rows, 2) if rows else ""
 
 
 def rate_plot() -> str:

@@ -56,7 +56,7 @@ class EngineConfig:
     rank_deadline_s: float = 120.0
     """Seconds within which every rank shows progress while it starts, loads or runs a step."""
     decode_graphs: bool = True
-    """Whether decode steps run as CUDA graphs, on a GPU, with one rank and without a drafter; else
+    """Whether decode steps, drafts included, run as CUDA graphs, on a GPU and with one rank; else
     op by op."""
     drafter: str | None = None
     """Directory of a drafter checkpoint, or `suffix` for guesses from the request's own text; None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tercel.core.sampling import Draws
 from tercel.core.step import Row, StepPlan
 
 Put = Callable[[list[int]], torch.Tensor]
@@ -39,14 +40,42 @@ class VerifyInputs:
     """[R] int64 cached tokens before the step."""
     pending: torch.Tensor
     """[R] int64 accepted drafts of the previous step that the KDA state does not hold yet."""
+    num_drafts: torch.Tensor
+    """[R] int64 tokens after the first that are drafts; padding follows them."""
+
+
+@dataclass(frozen=True)
+class DrawInputs:
+    """The requests that sample: the prefill rows that do, then the verify rows."""
+
+    kind: Draws
+    anchors: torch.Tensor
+    """[D] int64 positions of the tokens that the first draws follow: a prefill row's last token, a
+    verify row's first."""
+    slots: torch.Tensor
+    """[D] int64."""
+    block_table: torch.Tensor
+    """[D, pages] int64."""
+    seeds: torch.Tensor
+    """[D] int64."""
+    top_k: torch.Tensor
+    """[D] int64."""
+    temperature: torch.Tensor
+    """[D] fp32."""
+    top_p: torch.Tensor
+    """[D] fp32."""
+    min_p: torch.Tensor
+    """[D] fp32."""
 
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What a program reads."""
+    """What a program, a drafter and a sampler read."""
 
     tokens: torch.Tensor
     """[T] int64, prefill tokens first."""
+    positions: torch.Tensor
+    """[T] int64."""
     slot_mapping: torch.Tensor
     """[T] int64 where each token's latent is written: page * page_size + offset."""
     sample_rows: torch.Tensor
@@ -54,6 +83,14 @@ class StepInputs:
     num_prefill_tokens: int
     prefill: PrefillInputs | None
     verify: VerifyInputs | None
+    draws: DrawInputs | None
+    """None: no row samples."""
+
+    @property
+    def drafts(self) -> torch.Tensor:
+        """[R, width - 1] int64 of the verify rows."""
+        assert self.verify is not None
+        return self.tokens[self.num_prefill_tokens :].view(-1, self.verify.width)[:, 1:]
 
 
 def on_device(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -68,20 +105,31 @@ def build_inputs(plan: StepPlan, *, page_size: int, device: torch.device) -> Ste
     def put(values: list[int]) -> torch.Tensor:
         return on_device(values, torch.int64, device)
 
-    tokens = [token for row in plan.rows for token in row.tokens]
-    mapping = [
-        row.pages[position // page_size] * page_size + position % page_size
-        for row in plan.rows
-        for position in range(row.context_len, row.seq_len)
-    ]
+    verify = _verify(plan, put, device) if plan.verify else None
     return StepInputs(
-        tokens=put(tokens),
-        slot_mapping=put(mapping),
+        tokens=put([token for row in plan.rows for token in row.tokens]),
+        positions=put(positions_of(plan.rows)),
+        slot_mapping=put(slot_mapping_of(plan.rows, page_size)),
         sample_rows=put(_sample_rows(plan)),
         num_prefill_tokens=plan.num_prefill_tokens,
         prefill=_prefill(plan, put, device) if plan.prefill else None,
-        verify=_verify(plan, put, device) if plan.verify else None,
+        verify=verify,
+        draws=_draws(plan, put, device) if plan.sampled else None,
     )
+
+
+def positions_of(rows: Sequence[Row]) -> list[int]:
+    """Of every token."""
+    return [position for row in rows for position in range(row.context_len, row.seq_len)]
+
+
+def slot_mapping_of(rows: Sequence[Row], page_size: int) -> list[int]:
+    """Where what is kept of every token goes."""
+    return [
+        row.pages[position // page_size] * page_size + position % page_size
+        for row in rows
+        for position in range(row.context_len, row.seq_len)
+    ]
 
 
 def _sample_rows(plan: StepPlan) -> list[int]:
@@ -119,4 +167,25 @@ def _verify(plan: StepPlan, put: Put, device: torch.device) -> VerifyInputs:
         block_table=_block_table(plan.verify, device),
         context_lens=put([row.context_len for row in plan.verify]),
         pending=put([row.pending for row in plan.verify]),
+        num_drafts=put([row.num_drafts for row in plan.verify]),
+    )
+
+
+def _draws(plan: StepPlan, put: Put, device: torch.device) -> DrawInputs:
+    samplings = [row.sampling for row in plan.sampled]
+    firsts = [row.seq_len - 1 for row in plan.prefill if row.samples]
+
+    def floats(values: list[float]) -> torch.Tensor:
+        return on_device(values, torch.float32, device)
+
+    return DrawInputs(
+        kind=plan.kind,
+        anchors=put(firsts + [row.context_len for row in plan.verify]),
+        slots=put([row.slot for row in plan.sampled]),
+        block_table=_block_table(plan.sampled, device),
+        seeds=put([item.seed for item in samplings]),
+        top_k=put([item.top_k for item in samplings]),
+        temperature=floats([item.temperature for item in samplings]),
+        top_p=floats([item.top_p for item in samplings]),
+        min_p=floats([item.min_p for item in samplings]),
     )

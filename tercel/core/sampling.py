@@ -1,7 +1,8 @@
 """How a row's next token is drawn: host values that travel in the plan to every rank."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,29 @@ class RowSampling:
         """Whether top_k, top_p or min_p drops tokens."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
+    @property
+    def is_edited(self) -> bool:
+        """Whether the host has a hand in the row's logits, or reports them."""
+        edits = self.history or self.bias or self.allowed is not None
+        return bool(edits) or self.logprobs is not None
+
 
 GREEDY = RowSampling()
+
+
+class Draws(StrEnum):
+    """What drawing the tokens of a step takes, by its most demanding row."""
+
+    GREEDY = "greedy"
+    PLAIN = "plain"
+    FILTERED = "filtered"
+
+    @classmethod
+    def of(cls, samplings: Iterable[RowSampling]) -> "Draws":
+        held = tuple(samplings)
+        if any(item.is_filtered for item in held):
+            return cls.FILTERED
+        return cls.PLAIN if any(item.temperature > 0 for item in held) else cls.GREEDY
 
 
 class Stream(IntEnum):

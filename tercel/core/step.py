@@ -6,7 +6,7 @@ Rows are [prefill | verify]: a decode row is a verify row without drafts.
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from tercel.core.sampling import GREEDY, RowSampling
+from tercel.core.sampling import GREEDY, Draws, RowSampling
 
 SINK = 0
 """Page and slot of padded rows: they write there and nobody reads it."""
@@ -92,6 +92,21 @@ class StepPlan:
         return self.verify[0].num_tokens if self.verify else 0
 
     @property
+    def sampled(self) -> tuple[Row, ...]:
+        """The rows that sample: prefill rows, then all verify rows."""
+        return tuple(row for row in self.prefill if row.samples) + self.verify
+
+    @property
+    def kind(self) -> Draws:
+        """Of the draws of all its rows."""
+        return Draws.of(row.sampling for row in self.sampled)
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the host has a hand in the logits of a row, or reports them."""
+        return any(row.after_drafts or row.sampling.is_edited for row in self.sampled)
+
+    @property
     def draws(self) -> tuple[tuple[Row, int], ...]:
         """(row, position of the token drawn) for each row of the logits, in their order."""
         last = [(row, row.seq_len) for row in self.prefill if row.samples]
@@ -102,10 +117,18 @@ class StepPlan:
         ]
         return tuple(last + every)
 
-    def padded(self, rows: int) -> "StepPlan":
-        """With verify rows added up to `rows`; those read and write nothing but the sinks."""
-        pad = Row("", (0,) * self.tokens_per_verify_row, context_len=0, slot=SINK, pages=(SINK,))
-        return replace(self, verify=self.verify + (pad,) * (rows - len(self.verify)))
+    def padded(self, rows: int, width: int, page_size: int) -> "StepPlan":
+        """With verify rows brought to `width` tokens and added up to `rows`. Added rows read and
+        write nothing but the sinks; added tokens lie past the end of their row."""
+        pad = Row("", (), context_len=0, slot=SINK, pages=())
+        verify = self.verify + (pad,) * (rows - len(self.verify))
+        return replace(self, verify=tuple(_widened(row, width, page_size) for row in verify))
+
+
+def _widened(row: Row, width: int, page_size: int) -> Row:
+    tokens = row.tokens + (0,) * (width - row.num_tokens)
+    missing = -(-(row.context_len + width) // page_size) - len(row.pages)
+    return replace(row, tokens=tokens, pages=row.pages + (SINK,) * missing)
 
 
 class StepClass(StrEnum):

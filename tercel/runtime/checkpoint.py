@@ -11,7 +11,6 @@ import torch
 
 from tercel.config import EngineConfig
 from tercel.core.arch import arch_of
-from tercel.core.cache import ModelCache
 from tercel.core.drafter import DrafterConfig
 from tercel.core.group import Groups
 from tercel.core.model import ModelConfig
@@ -19,16 +18,18 @@ from tercel.core.parameters import ModelWeights
 from tercel.errors import CheckpointError
 from tercel.parallel import SingleGroup
 from tercel.runtime.drafting import max_drafts_of, open_drafter, start_drafting
+from tercel.runtime.fixed_inputs import StepSize
 from tercel.runtime.forced import ForcedAcceptance
-from tercel.runtime.graphs import CudaCapture, GraphRunner, step_sizes
+from tercel.runtime.graphs import Capture, CudaCapture, GraphRunner, step_sizes
 from tercel.runtime.model_runner import ModelRunner
+from tercel.runtime.proposals import drafts_per_request
 from tercel.runtime.ranks import RANK_MAIN, Ranks
 from tercel.runtime.runner import OpenModel, ReportProgress, Runner
 from tercel.runtime.sampler import Sampler
+from tercel.runtime.step_work import StepWork
 from tercel.runtime.tokenizer import Tokenizer
-from tercel.targets.binding import SAMPLE, counted
+from tercel.targets.binding import counted
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
-from tercel.targets.program import Program
 from tercel.targets.state import CacheSizes, create_cache
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.load import dummy_model, load_model
@@ -100,12 +101,14 @@ def open_checkpoint(
     *,
     resolve: Callable[..., Plan] = resolve,
     rank_main: str = RANK_MAIN,
+    capture: Capture | None = None,
 ) -> OpenModel:
     """Reads configuration and tokenizer, and resolves the target; the weights come with `load`.
 
     Args:
         resolve: as tercel.targets.load.resolve; another one serves another plan, on one rank.
         rank_main: module:function that a process of a rank runs, where the layout has several.
+        capture: what captures the decode steps of one rank; None: CUDA graphs, on a GPU.
     Raises:
         ConfigError, CheckpointError, NoTarget: what is wrong, and the fix.
     """
@@ -117,7 +120,7 @@ def open_checkpoint(
             return Ranks(config, plan.place.layout, rank_main=rank_main, progress=progress)
         group = SingleGroup()
         weights = load_weights(opened, plan, progress)
-        return start_rank(opened, plan, weights, Groups(group, group))
+        return start_rank(opened, plan, weights, Groups(group, group), capture)
 
     model = opened.model
     limit = model.max_position_embeddings
@@ -136,8 +139,14 @@ def load_weights(opened: Opened, plan: Plan, progress: ReportProgress | None) ->
     return load_model(checkpoint, place.model, place.layout, place.rank, progress=progress, **kind)
 
 
-def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups) -> ModelRunner:
-    """A rank that runs steps, with caches; collective."""
+def start_rank(
+    opened: Opened,
+    plan: Plan,
+    weights: ModelWeights,
+    groups: Groups,
+    capture: Capture | None = None,
+) -> ModelRunner:
+    """A rank that runs steps, with caches; collective. `capture` as of open_checkpoint."""
     config, device, tokenizer = opened.config, opened.device, opened.tokenizer
     sizes = CacheSizes(
         num_pages=config.cache_tokens // config.page_size + 1,
@@ -149,41 +158,45 @@ def start_rank(opened: Opened, plan: Plan, weights: ModelWeights, groups: Groups
     program = plan.program(weights, groups)
     forced = config.forced_acceptance
     cache = create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device)
+    table = {site: counted(site, bound, program.counts) for site, bound in plan.sampling.items()}
     sampler = Sampler(
         groups.tp,
         tokenizer.illegal_ids.union(unwritten),
         device,
-        draw=counted(SAMPLE, plan.sampling, program.counts),
+        draw=table["sample"],
+        verify=table["accept"],
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
     )
     drafting = None
     if opened.drafter is not None:
         drafting = start_drafting(config, opened.drafter, plan, program, sizes, device)
+    work = StepWork(program, cache, sampler, drafting)
     return ModelRunner(
-        program,
-        cache,
-        sampler,
+        work,
         limits=plan.route.row.limits,
         page_size=config.page_size,
         device=device,
-        graphs=_graphs(opened, plan, program, cache),
-        drafting=drafting,
+        graphs=_graphs(opened, plan, work, capture),
     )
 
 
 @torch.inference_mode()
-def _graphs(opened: Opened, plan: Plan, program: Program, cache: ModelCache) -> GraphRunner | None:
+def _graphs(
+    opened: Opened, plan: Plan, work: StepWork, capture: Capture | None
+) -> GraphRunner | None:
     """The decode steps, captured; None where they run op by op."""
     config = opened.config
-    plain = plan.place.layout.world_size == 1 and opened.drafter is None
-    if opened.device.type != "cuda" or not plain or not config.decode_graphs:
+    if capture is None and opened.device.type == "cuda":
+        capture = CudaCapture(opened.device)
+    if capture is None or not config.decode_graphs:
         return None
-    longest = config.max_model_len or min(opened.model.max_position_embeddings, config.cache_tokens)
-    sizes = step_sizes(config.max_running, -(-longest // config.page_size), plan.route.row.limits)
-    capture = CudaCapture(opened.device)
+    if plan.place.layout.world_size > 1:
+        _LOG.info("decode steps run op by op: graphs are built for one rank")
+        return None
     where: dict[str, Any] = {"page_size": config.page_size, "device": opened.device}
-    graphs = GraphRunner(program, cache, sizes, capture=capture, **where)
+    sizes = _graph_sizes(opened, plan)
+    graphs = GraphRunner(work, sizes, capture=capture, **where)
     _LOG.info(
         "captured %d decode graphs in %.1f s; they hold %.0f MiB",
         len(graphs),
@@ -191,6 +204,19 @@ def _graphs(opened: Opened, plan: Plan, program: Program, cache: ModelCache) -> 
         capture.pool_bytes / 2**20,
     )
     return graphs
+
+
+def _graph_sizes(opened: Opened, plan: Plan) -> list[StepSize]:
+    """Of the decode steps that this engine may run."""
+    config, most = opened.config, opened.max_drafts
+    longest = config.max_model_len or min(opened.model.max_position_embeddings, config.cache_tokens)
+    return step_sizes(
+        config.max_running,
+        -(-longest // config.page_size),
+        plan.route.row.limits,
+        guesses=lambda rows: drafts_per_request(rows, most, config.verify_tokens),
+        drafts=opened.drafter is not None,
+    )
 
 
 def _threads_for(weight_bytes: int, local_size: int) -> int:

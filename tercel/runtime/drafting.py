@@ -73,7 +73,6 @@ def start_drafting(
         _load(config, drafter, plan, program, kind) if is_last else None,
         create_drafter_cache(drafter, layout, sizes=sizes, **kind),
         logits=logits,
-        device=device,
     )
 
 

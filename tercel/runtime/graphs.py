@@ -1,8 +1,10 @@
 """Decode steps as CUDA graphs: captured once per size before the first request, then replayed.
 
-A graph is captured at a number of rows and of block-table columns; a step takes the smallest that
-holds it, and rows that are missing read and write the sinks. All graphs share one memory pool: they
-run one after the other, and their logits land in one place.
+A graph holds all that a rank does in a step (tercel.runtime.step_work): the target, the drafts that
+are kept, the guesses for the next step. Where a request wants the host's hand in its logits, the
+graph ends with them. It is captured at a number of rows, of tokens per row and of block-table
+columns; a step takes the smallest that holds it, and what is missing reads and writes the sinks.
+All graphs share one memory pool: they run one after the other, and their logits land in one place.
 """
 
 import time
@@ -15,12 +17,12 @@ from typing import Any, Protocol
 
 import torch
 
-from tercel.core.cache import ModelCache
-from tercel.core.drafting import Taps
-from tercel.core.inputs import StepInputs
-from tercel.core.step import StepClass, StepPlan, TokenLimits
+from tercel.core.sampling import Draws
+from tercel.core.step import StepPlan, TokenLimits
 from tercel.errors import EngineError
-from tercel.runtime.fixed_inputs import FixedInputs, StepSize
+from tercel.runtime.fixed_inputs import FixedInputs, StepSize, smallest
+from tercel.runtime.step_work import StepWork
+from tercel.runtime.verdict import Outcome
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 FEWEST_PAGES = 16
@@ -29,27 +31,15 @@ PAGES_FACTOR = 4
 grows with the columns, not with the rows' lengths, which are on the device."""
 
 Replay = Callable[[], None]
-Capture = Callable[[Callable[[], None]], Replay]
 
 
-class Program(Protocol):
-    """What tercel.targets resolves a configuration to."""
+class Capture(Protocol):
+    """Turns work into something that does it again, reading and writing the same memory."""
 
-    @property
-    def counts(self) -> Counter[str]:
-        """Calls so far per site, op and implementation."""
-        ...
+    pool_bytes: int
+    """Device memory that is held for it so far."""
 
-    def run(
-        self,
-        inputs: StepInputs,
-        cache: ModelCache,
-        step_class: StepClass,
-        taps: Taps | None = None,
-    ) -> torch.Tensor | None:
-        """Logits of the sampled rows [S, vocabulary of this rank] f32, None before the last
-        pipeline stage; updates the caches, and writes `taps`."""
-        ...
+    def __call__(self, work: Callable[[], None]) -> Replay: ...
 
 
 @dataclass(frozen=True)
@@ -57,15 +47,16 @@ class _Graph:
     replay: Replay
     calls: Counter[str]
     """Per site, op and implementation, of one step: replaying calls no Python."""
+    result: torch.Tensor
+    """The table of an outcome, or logits."""
 
 
 class GraphRunner:
-    """The decode steps of one rank. Owns their inputs, their graphs and their logits."""
+    """The decode steps of one rank. Owns their inputs, their graphs and their results."""
 
     def __init__(
         self,
-        program: Program,
-        cache: ModelCache,
+        work: StepWork,
         sizes: Sequence[StepSize],
         *,
         page_size: int,
@@ -77,15 +68,10 @@ class GraphRunner:
         Raises:
             EngineError: a kernel would have to be compiled during a capture.
         """
-        self._program = program
-        self._cache = cache
+        self._work = work
+        self._page_size = page_size
         self._sizes = sorted(sizes, key=lambda size: (size.width, size.rows, size.pages))
-        largest = StepSize(
-            max(size.rows for size in sizes),
-            max(size.width for size in sizes),
-            max(size.pages for size in sizes),
-        )
-        self._inputs = FixedInputs(largest, page_size=page_size, device=device)
+        self._inputs = FixedInputs(sizes, page_size=page_size, device=device)
         self._logits: torch.Tensor | None = None
         started = time.monotonic()
         # The largest comes first: what it allocates is enough for the others.
@@ -100,58 +86,64 @@ class GraphRunner:
         """The smallest size that holds `plan`; None where its step is not captured."""
         if plan.prefill or not plan.verify:
             return None
-        rows, width = len(plan.verify), plan.tokens_per_verify_row
-        pages = max(len(row.pages) for row in plan.verify)
-        fitting = (
-            size
-            for size in self._sizes
-            if size.width == width and size.rows >= rows and size.pages >= pages
-        )
-        return next(fitting, None)
+        return smallest(self._sizes, plan, self._page_size)
 
-    def run(self, plan: StepPlan, size: StepSize) -> torch.Tensor:
-        """Logits [rows * width, vocabulary of this rank] f32, those of padded rows last; valid
-        until the next step."""
-        graph = self._graphs[size]
-        self._inputs.fill(plan.padded(size.rows), size)
+    def run(self, plan: StepPlan, size: StepSize) -> Outcome:
+        """What the step gave, padded rows last; valid until the next step."""
+        graph, counts = self._graphs[size], self._work.counts
+        padded = plan.padded(size.rows, size.width, self._page_size)
+        self._inputs.fill(padded, size)
         graph.replay()
-        self._program.counts.update(graph.calls)
-        assert self._logits is not None, "every size was captured"
-        return self._logits[: size.tokens]
+        counts.update(graph.calls)
+        if size.draws is not None:
+            counts[f"step:{size.step_class}:graph"] += 1
+            return Outcome(graph.result, size.width, size.num_drafts)
+        counts[f"step:{size.step_class}:graph_to_logits"] += 1
+        inputs, edits = self._inputs.of(size, plan.kind), self._work.edits(padded)
+        return self._work.conclude(graph.result, inputs, size.num_drafts, edits)
 
     def _captured(self, size: StepSize, capture: Capture) -> _Graph:
-        inputs, counts = self._inputs.of(size), self._program.counts
-        self._inputs.fill(size.idle(), size)
-        before = Counter(counts)
-        logits = self._run(inputs, size)  # warm: compiles what this size launches
-        if self._logits is None:
-            self._logits = torch.empty_like(logits)
-        calls, target = counts - before, self._logits[: size.tokens]
+        self._inputs.fill(StepPlan().padded(size.rows, size.width, self._page_size), size)
+        counts, before = self._work.counts, Counter(self._work.counts)
+        warm = self._result(size)  # compiles what this size launches
+        calls = counts - before
+        kept = self._room_for(warm, size)
 
         def step() -> None:
-            target.copy_(self._run(inputs, size))
+            kept.copy_(self._result(size))
 
         replay = capture(step)
         counts.clear()
         counts.update(before)
-        return _Graph(replay, calls)
+        return _Graph(replay, calls, kept)
 
-    def _run(self, inputs: StepInputs, size: StepSize) -> torch.Tensor:
-        logits = self._program.run(inputs, self._cache, size.step_class)
+    def _result(self, size: StepSize) -> torch.Tensor:
+        """The table of an outcome, or the logits where the graph ends with them."""
+        inputs = self._inputs.of(size, size.draws or Draws.GREEDY)
+        logits = self._work.logits(inputs, size.step_class)
         if logits is None:
             raise EngineError("decode graphs: a pipeline stage without a head is not captured")
-        return logits
+        if size.draws is None:
+            return logits
+        return self._work.conclude(logits, inputs, size.num_drafts).table
+
+    def _room_for(self, warm: torch.Tensor, size: StepSize) -> torch.Tensor:
+        if size.draws is not None:
+            return torch.empty_like(warm)
+        if self._logits is None:
+            most = max(size.tokens for size in self._sizes)
+            self._logits = warm.new_empty(most, warm.shape[1])
+        return self._logits[: size.tokens]
 
 
 class CudaCapture:
-    """Captures work into graphs of one memory pool."""
+    """Captures work into graphs of one memory pool. See Capture."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.pool_bytes = 0
-        """Device memory that the graphs hold so far."""
 
     def __call__(self, work: Callable[[], None]) -> Replay:
         torch.cuda.synchronize(self._device)
@@ -163,15 +155,34 @@ class CudaCapture:
         return graph.replay
 
 
-def step_sizes(max_rows: int, max_pages: int, limits: TokenLimits) -> list[StepSize]:
-    """Of the graphs of an engine: rows and pages up to the first size that holds the most."""
+def step_sizes(
+    max_rows: int,
+    max_pages: int,
+    limits: TokenLimits,
+    *,
+    guesses: Callable[[int], int] = lambda rows: 0,
+    drafts: bool = False,
+) -> list[StepSize]:
+    """Of the graphs of an engine: rows and pages up to the first size that holds the most.
+
+    Args:
+        guesses: what each row of a step of so many verifies at most.
+        drafts: whether as many are drafted in the same step, for the next one.
+    """
     rows = [size for size in ROWS if size <= limits.decode_max_tokens]
     pages = [FEWEST_PAGES]
     while pages[-1] < max_pages:
         pages.append(pages[-1] * PAGES_FACTOR)
     pages[-1] = min(pages[-1], max(max_pages, FEWEST_PAGES))
     kept = [size for index, size in enumerate(rows) if index == 0 or rows[index - 1] < max_rows]
-    return [StepSize(row, 1, page) for row in kept for page in pages]
+    return [
+        StepSize(row, width, page, guesses(row) if drafts else 0, draws)
+        for row in kept
+        for width in sorted({1, 1 + guesses(row)})
+        if row * width <= limits.decode_max_tokens
+        for page in pages
+        for draws in (*Draws, None)
+    ]
 
 
 @contextmanager

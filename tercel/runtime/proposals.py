@@ -91,6 +91,13 @@ def _last(wanted: "array[int]", text: "array[int]") -> int | None:
     return None
 
 
+def drafts_per_request(num_requests: int, max_drafts: int, verify_tokens: int) -> int:
+    """Of a step with so many decoding requests, which share `verify_tokens`. As many as the next
+    power of two would have: steps are captured at those sizes."""
+    share = verify_tokens >> max(num_requests - 1, 0).bit_length()
+    return max(0, min(max_drafts, share - 1))
+
+
 @dataclass
 class DraftState:
     """What a request remembers of its rounds."""
@@ -189,8 +196,7 @@ class Speculation:
 
     def limit(self, num_requests: int) -> int:
         """Drafts per request of a step with so many decoding requests."""
-        each = self._verify_tokens // max(num_requests, 1) - 1
-        return max(0, min(self._max_drafts, each))
+        return drafts_per_request(num_requests, self._max_drafts, self._verify_tokens)
 
     def wanted(self, num_requests: int) -> int:
         """Guesses that the step's drafter is asked for, for a next step of so many requests."""

@@ -15,9 +15,11 @@ from tercel.core.arch import Arch
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError
 from tercel.ops.sampling.sample import sample
+from tercel.ops.spec.accept import accept
 from tercel.targets.table import TargetRow
 
-SAMPLE = "sample"
+SAMPLING: Sites = {"sample": sample, "accept": accept}
+"""Not sites of a recipe, since they run on gathered logits."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +76,19 @@ def _agree_on_forms(binding: dict[StepClass, dict[str, Bound]], arch: Arch) -> N
                 )
 
 
-def bind_sampling(row: TargetRow, arch: Arch, *, ordered: bool = False) -> Bound:
-    """What draws tokens: not a site of a recipe, since it runs on gathered logits."""
-    if row.policy == "portable" or ordered:
-        return _bound(SAMPLE, sample, sample.portable, arch, "portable target")
-    return _best(SAMPLE, sample, arch, {})
-
-
 def bind_sites(
-    row: TargetRow, arch: Arch, wanted: Sites, refused: Refusals | None = None
+    row: TargetRow,
+    arch: Arch,
+    wanted: Sites,
+    *,
+    ordered: bool = False,
+    refused: Refusals | None = None,
 ) -> dict[str, Bound]:
-    """Sites of a drafter, for which rows name no implementations: those of `portable` rows are
-    portable, those of all others the best certified ones. What is `refused` is passed over."""
-    policy = row.policy if row.policy == "portable" else "best"
+    """Sites of a drafter or a sampler, for which rows name no implementations: those of `portable`
+    rows are portable, those of all others the best certified ones; `ordered` and `refused` as of
+    bind."""
+    policy = "portable" if ordered else row.policy
+    policy = policy if policy == "portable" else "best"
     chosen = replace(row, policy=policy)
     return {site: _choose(chosen, site, op, arch, refused or {}) for site, op in wanted.items()}
 

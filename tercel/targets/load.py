@@ -17,7 +17,7 @@ from tercel.core.rank import Rank
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError, NoTarget
 from tercel.parallel import SingleGroup
-from tercel.targets.binding import Binding, Bound, bind, bind_sampling, packs
+from tercel.targets.binding import SAMPLING, Binding, Bound, bind, bind_sites, packs
 from tercel.targets.program import (
     Program,
     certified_fraction,
@@ -46,8 +46,8 @@ class Plan:
     """What ranks compare before they load."""
     weight_bytes: int
     """This rank's weights, packed."""
-    sampling: Bound
-    """What draws tokens."""
+    sampling: Mapping[str, Bound]
+    """What draws tokens and verifies drafts, by site of SAMPLING."""
 
     @property
     def certified(self) -> float:
@@ -117,7 +117,7 @@ def resolve(
         _check_certified(routed, calls[StepClass.DECODE])
     prove_decode_reads_nothing(*resolved)
     weight_bytes = sum(tensor.nbytes for tensor in tensors_of(weights))
-    sampling = bind_sampling(routed.row, arch or Arch.CPU, ordered=sums is not None)
+    sampling = bind_sites(routed.row, arch or Arch.CPU, SAMPLING, ordered=sums is not None)
     program = digest(routed.row, calls)
     return Plan(routed, binding, place, dtype, calls, program, weight_bytes, sampling)
 

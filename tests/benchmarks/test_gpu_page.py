@@ -62,6 +62,15 @@ def test_goals_are_met_missed_or_not_run(held, tmp_path):
     assert "fla not run" in page
 
 
+DECODED = {
+    "tokens_per_s": 2000.0,
+    "tokens_per_step": 1.0,
+    "step_ms": 0.5,
+    "graph_ms": 0.4,
+    "floor_ms": 0.01,
+}
+
+
 def test_sections_of_other_programs(held, tmp_path):
     held(receipt())
     run = {"command": "python -m x", "date": "2026-11-30", "device": "H200", "versions": {}}
@@ -86,6 +95,25 @@ def test_sections_of_other_programs(held, tmp_path):
             "decode_calls": {"head:lm_head:triton": 3, "route:route:reference": 2},
             "portable_sites": ["route:route:reference"],
         },
+        "speculation_on_gpu": {
+            **run,
+            "problems": 100,
+            "graphs": {"plain": {"count": 16, "seconds": 1.5}},
+            "rounds": {"acceptance_length": 7.1, "per_position": [0.95, 0.9]},
+            "portable_sites": [],
+            "batches": {
+                "1": {
+                    "plain": {**DECODED, "launches": 120},
+                    "drafted": {**DECODED, "tokens_per_s": 9000.0, "launches": None},
+                    "op_by_op_tokens_per_s": 500.0,
+                    "speedup": 4.5,
+                    "speedup_of_graphs": 4.25,
+                    "speedup_at_floor": 5.0,
+                    "equal_texts": 0.99,
+                    "forks": [{"problem": 8, "position": 7, "margin": 0.02, "ulps": 2.5}],
+                }
+            },
+        },
     }
     results = tmp_path / "h200.json"
     results.write_text(json.dumps(entries))
@@ -93,6 +121,9 @@ def test_sections_of_other_programs(held, tmp_path):
     assert "| 1 | 3.000 (2.900..3.100) | 2.500 | 1.500 | 6.00 | none |" in page
     assert "| 3 | 7 | 0.0100 | 1.50 |" in page
     assert "1 certified implementations and 1 portable ones: route:route:reference" in page
+    assert "| 1, plain | 2000 | 1.00 | 0.500 | 0.400 | 0.0100 | 40 | 120 |" in page
+    assert "| 1, drafted | 9000 | 1.00 | 0.500 | 0.400 | 0.0100 | 40 | not counted |" in page
+    assert "Batch 1: 4.50 times" in page and "| 1 | 8 | 7 | 0.0200 | 2.50 |" in page
 
 
 @pytest.mark.parametrize("plot", gpu_page.PLOT_BUILDERS)

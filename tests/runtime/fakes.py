@@ -72,11 +72,12 @@ class ShadowRunner:
         assert SINK not in plan.fresh_pages
         for page in plan.fresh_pages:
             self.pages[page] = {}
-        padded = plan.padded(max(len(plan.verify), self.pad_rows_to)) if plan.verify else plan
+        width, rows = plan.tokens_per_verify_row, max(len(plan.verify), self.pad_rows_to)
+        padded = plan.padded(rows, width, self.page_size) if plan.verify else plan
         histories = {}
         for row in padded.rows:
             if row.request_id == "":
-                assert (row.slot, row.pages) == (SINK, (SINK,))
+                assert row.slot == SINK and set(row.pages) == {SINK}
                 self.slots[SINK] = None
             else:
                 histories[row.request_id] = self._step(row)

@@ -12,6 +12,7 @@ from tercel.runtime.engine import Engine
 from tercel.runtime.model_runner import ModelRunner
 from tercel.runtime.runner import OpenModel
 from tercel.runtime.sampler import Sampler
+from tercel.runtime.step_work import StepWork
 from tests.runtime.fakes import TOKENIZER
 
 CPU = torch.device("cpu")
@@ -66,7 +67,8 @@ def create(**options):
         cache = ModelCache({0: LatentCache(pages)}, {})
         sampler = Sampler(SingleGroup(), TOKENIZER.illegal_ids, CPU)
         limits, sizes = TokenLimits(), {"page_size": PAGE_SIZE, "device": CPU}
-        return ModelRunner(program, cache, sampler, limits=limits, **sizes, **options)
+        work = StepWork(program, cache, sampler)
+        return ModelRunner(work, limits=limits, **sizes, **options)
 
     def open_model(config):
         return OpenModel(TOKENIZER, TOKENIZER.vocab_size, 64, load)
@@ -123,7 +125,10 @@ def test_nan_of_an_aborted_request_leaves_with_it():
 
 def test_padded_rows_touch_the_sinks_only():
     plan = StepPlan(verify=(Row("a", (5,), 3, 1, (2,)), Row("b", (6,), 0, 2, (3,))))
-    padded = plan.padded(5)
+    padded = plan.padded(5, 1, PAGE_SIZE)
     assert padded.verify[:2] == plan.verify
     assert {(row.slot, row.pages, row.context_len) for row in padded.verify[2:]} == {(0, (0,), 0)}
-    assert plan.padded(1) == plan
+    assert plan.padded(1, 1, PAGE_SIZE) == plan
+    first, second = plan.padded(2, 3, PAGE_SIZE).verify
+    assert (first.tokens, first.pages) == ((5, 0, 0), (2, 0)), "tokens past the page go to the sink"
+    assert (second.tokens, second.pages, second.num_drafts) == ((6, 0, 0), (3,), 0)

@@ -8,6 +8,7 @@ from tercel.core.sampling import RowSampling
 from tercel.core.step import Row, StepPlan
 from tercel.parallel import SingleGroup, run_threads
 from tercel.runtime.sampler import Sampler
+from tests.runtime.steps import drawn
 
 CPU = torch.device("cpu")
 VOCAB = 32
@@ -28,7 +29,7 @@ def plan_of(*samplings, position=9):
 
 
 def results(sampler, values, plan):
-    return sampler.read(sampler.run(values.clone(), plan), plan).rows
+    return drawn(sampler, values, plan)
 
 
 def run(values, *samplings, illegal=(), position=9):

@@ -62,7 +62,7 @@ def test_padded_rows_change_nothing():
     text = tokens(9, 3, "kimi_k3")
     session = Session("kimi_k3")
     session.step({"a": text[:8]})
-    plan = StepPlan(verify=(session.row("a", text[8:]),)).padded(4)
+    plan = StepPlan(verify=(session.row("a", text[8:]),)).padded(4, 1, 8)
     before = {i: layer.recurrent.clone() for i, layer in session.cache.kda.items()}
     inputs = build_inputs(plan, page_size=8, device=torch.device("cpu"))
     with torch.inference_mode():

@@ -36,6 +36,8 @@ class BlockDrafter:
     few: SiteTable
     """Sites of at most MAX_ROWS rows."""
     many: SiteTable
+    counters: torch.Tensor
+    """As of markov_chain; one step after the other uses them."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -62,7 +64,9 @@ class BlockDrafter:
         p = self.plan
         k = self._sites(len(block.anchors) * p.config.width(block.num_drafts))
         hidden = blocks.run_block(k, p.group, p.weights, p.config, p.embed, block, cache)
-        tokens, logits = blocks.draft(k, p.group, p.weights, hidden, p.head, block, sampling)
+        tokens, logits = blocks.draft(
+            k, p.group, p.weights, hidden, p.head, block, sampling, self.counters
+        )
         if not p.config.confidence_head:
             return tokens, logits, None
         return tokens, logits, blocks.confidence(k, p.weights, hidden, block, tokens)
@@ -77,7 +81,8 @@ def create(plan: DrafterPlan) -> BlockDrafter:
     for item in few.values():
         _LOG.info("drafter.%s: %s %s", item.site, item.op.name, item.reason)
     few_table, many_table = (counted_table(x, plan.counts, prefix="drafter.") for x in (few, many))
-    return BlockDrafter(plan, few_table, many_table)
+    counters = torch.zeros(plan.config.block_size, dtype=torch.int32, device=plan.embed.device)
+    return BlockDrafter(plan, few_table, many_table, counters)
 
 
 def bind_drafter(plan: DrafterPlan, *, rows: int) -> Mapping[str, Bound]:
@@ -86,7 +91,7 @@ def bind_drafter(plan: DrafterPlan, *, rows: int) -> Mapping[str, Bound]:
     refused: dict[tuple[str, str, str], str] = {}
     wanted = blocks.FEW_ROWS if rows <= MAX_ROWS else blocks.SITES
     while True:
-        bound = bind_sites(plan.row, plan.arch, wanted, refused)
+        bound = bind_sites(plan.row, plan.arch, wanted, refused=refused)
         try:
             _record(plan, Recorder(bound), rows)
             return bound

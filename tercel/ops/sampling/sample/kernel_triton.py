@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from tercel.ops._lib.kernel_philox import uniform
 from tercel.ops._lib.kernel_threshold import BINS, PER_UNIT, bins, thresholds
 
 BLOCK = 2048
@@ -152,21 +153,6 @@ def _masses(
         tl.store(counts + there * BINS + bin, held - tl.where(bin == BINS - 1, past, 0))
 
 
-@triton.jit
-def _uniform(seed, position, stream):
-    """tercel.ops._lib.philox.uniform of one row."""
-    counter = (position & 0xFFFFFFFF).to(tl.uint32)
-    counter_high = ((position >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    key = (seed & 0xFFFFFFFF).to(tl.uint32)
-    key_high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    third = counter * 0 + stream.to(tl.uint32)
-    first, second, _, _ = tl.philox_impl(
-        counter, counter_high, third, counter * 0, key, key_high, 10
-    )
-    bits = ((first >> 5).to(tl.int64) << 26) | (second >> 6).to(tl.int64)
-    return bits.to(tl.float64) * 1.1102230246251565e-16  # 2 ** -53
-
-
 @triton.jit(do_not_specialize=("stream",))
 def _token(
     logits,  # [rows, vocabulary] fp32
@@ -197,7 +183,7 @@ def _token(
         heat = tl.load(temperature + row)
         mass = tl.load(masses + row * parts + part, mask=part < parts, other=0.0)
         upto = tl.cumsum(mass, 0)
-        u = _uniform(tl.load(seeds + row), tl.load(positions + row), stream)
+        u = uniform(tl.load(seeds + row), tl.load(positions + row), stream)
         target = u * tl.max(upto, 0)
         # Where the sums inside a part round to less than its mass, its last token is meant.
         chosen = tl.minimum(tl.sum((upto <= target).to(tl.int32), 0), parts - 1)

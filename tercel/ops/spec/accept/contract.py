@@ -62,6 +62,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "rule": cell["rule"],
         "filtered": filtered,
         "greedy": kind == "greedy",
+        "counters": make.integers(2 * requests, low=0, high=1, dtype="i32"),
     }
 
 
@@ -83,7 +84,12 @@ def cost(sizes: Mapping[str, int]) -> Cost:
 
 
 CONTRACT = Contract(
-    axes={"R": "requests", "G": "drafts of each", "V": "vocabulary of this rank"},
+    axes={
+        "R": "requests",
+        "G": "drafts of each",
+        "V": "vocabulary of this rank",
+        "COUNTERS": "where programs of a launch meet",
+    },
     args={
         "logits": Arg("R*(G+1) V", "f32"),
         "drafts": Arg("R G", "i64"),
@@ -101,6 +107,7 @@ CONTRACT = Contract(
         "rule": Value(str, "match, token or block"),
         "filtered": Value(bool, "whether any request filters"),
         "greedy": Value(bool, "whether every temperature is 0"),
+        "counters": Arg("COUNTERS", "i32", optional=True),
     },
     returns={
         "tokens": Arg("R G+1", "i64"),
@@ -131,6 +138,7 @@ CONTRACT = Contract(
         ),
         Hazard("silent_input", "filtered=False ignores top_k, top_p and min_p", ("top_k",)),
         Hazard("silent_input", "greedy=True ignores the temperatures", ("temperature",)),
+        Hazard("aliasing", "two calls at once on the same counters stop the device", ("counters",)),
         Hazard("launch_order", "ranks that call in different orders exchange the wrong rows"),
     ),
 )

@@ -2,14 +2,14 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.core.group import Group
 from tercel.ops.spec.accept import portable as fast
 from tercel.ops.spec.accept import reference as naive
 from tercel.ops.spec.accept.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.accept), portable(fast.accept))
+@operation(CONTRACT, reference(naive.accept), portable(fast.accept), kernel("triton", naive.accept))
 def accept(
     logits: torch.Tensor,
     drafts: torch.Tensor,
@@ -26,6 +26,7 @@ def accept(
     rule: str,
     filtered: bool,
     greedy: bool = False,
+    counters: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The drafts that are kept, and the token after them, of a verify step.
 
@@ -44,6 +45,8 @@ def accept(
         rule: match (plain decoding's own draws), token or block (keep more, other draws).
         filtered: whether any request has top_k, top_p or min_p; False skips the sort.
         greedy: whether every temperature is 0; True exchanges one pair per row, not the logits.
+        counters: [COUNTERS] i32 zeros, left zero, that no other call uses meanwhile: kernels take
+            one launch with 2 R of them or more; None: several launches.
     Returns:
         (tokens [R, G + 1] i64: the kept drafts, then the token after them in every place left, so
         that the last column is the next anchor; accepted [R] i64 kept drafts, 0 .. G; finite [R]

@@ -25,6 +25,7 @@ def accept(
     rule: str,
     filtered: bool,
     greedy: bool = False,
+    counters: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     requests, slots = drafts.shape
     drafted = torch.arange(slots, device=drafts.device) < num_drafts.unsqueeze(1)

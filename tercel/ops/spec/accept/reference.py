@@ -26,6 +26,7 @@ def accept(
     rule: str,
     filtered: bool,
     greedy: bool = False,
+    counters: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     requests, slots = drafts.shape
     whole = group.all_gather(logits.double(), dim=-1)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import (
     check_cell,
     check_control,
@@ -12,13 +13,19 @@ from tercel.contract.check import (
 )
 from tercel.core.group import SingleGroup
 from tercel.core.sampling import Stream
+from tercel.errors import CheckFailed
 from tercel.ops.sampling.sample import sample
 from tercel.ops.spec.accept import CONTRACT, accept
 from tercel.ops.spec.accept import portable as fast
 from tercel.parallel import run_threads
+from tests.interpreter import INTERPRETED, REASON, implementations
 
 GREEDY, MATCH, TOKEN, BLOCK, CERTAIN, _ = CONTRACT.cells
 PORTABLE = accept.portable.name
+EVERY = implementations(accept, "reference", "portable")
+FEW = {"R": 4, "G": 2, "V": 200}
+FEW_DRAWN = Cell("few ids, drawn", **FEW, kind="drawn", rule="token", ragged=True)
+FEW_GREEDY = Cell("few ids, greedy", **FEW, kind="greedy", rule="match", ragged=True)
 
 
 @pytest.mark.parametrize("cell", CONTRACT.cells, ids=str)
@@ -56,10 +63,10 @@ def test_ranks_decide_as_one_does(cell, world):
         assert all(torch.equal(x, y) for x, y in zip(result, whole, strict=True))
 
 
-@pytest.mark.parametrize("implementation", accept.implementations)
+@pytest.mark.parametrize("implementation", EVERY)
 @pytest.mark.parametrize("rule", ["match", "token", "block"])
 def test_a_request_without_drafts_draws_as_plain_decoding_does(rule, implementation):
-    arguments = draw(accept, TOKEN, dtype=torch.float32)
+    arguments = draw(accept, FEW_DRAWN, dtype=torch.float32)
     arguments |= {"rule": rule, "filtered": False}
     arguments["num_drafts"][::2] = 0
     tokens, accepted, _ = accept.using(implementation)(**arguments)
@@ -88,7 +95,7 @@ def test_greedy_ranks_exchange_one_pair_per_row():
     assert sizes == [2 * arguments["logits"].shape[0]]
 
 
-@pytest.mark.parametrize("implementation", accept.implementations)
+@pytest.mark.parametrize("implementation", EVERY)
 def test_greedy_ties_go_to_the_lower_id_on_any_rank(implementation):
     arguments = draw(accept, GREEDY, dtype=torch.float32)
     arguments["logits"][:, [7, 640, 1279]] = 50.0
@@ -100,9 +107,9 @@ def test_greedy_ties_go_to_the_lower_id_on_any_rank(implementation):
 
 
 @pytest.mark.parametrize("rule", ["match", "token", "block"])
-@pytest.mark.parametrize("implementation", accept.implementations)
+@pytest.mark.parametrize("implementation", EVERY)
 def test_temperature_zero_is_greedy_under_every_rule(rule, implementation):
-    arguments = draw(accept, GREEDY, dtype=torch.float32)
+    arguments = draw(accept, FEW_GREEDY, dtype=torch.float32)
     expected = accept(**arguments)
     run = accept.using(implementation)
     result = run(**{**arguments, "rule": rule, "greedy": False})
@@ -156,8 +163,8 @@ def test_rows_do_not_depend_on_their_batch():
     assert requests == 8
 
 
-@pytest.mark.parametrize("cell", [GREEDY, MATCH, TOKEN, CERTAIN], ids=str)
-@pytest.mark.parametrize("implementation", accept.implementations)
+@pytest.mark.parametrize("cell", [FEW_GREEDY, MATCH, FEW_DRAWN], ids=str)
+@pytest.mark.parametrize("implementation", EVERY)
 def test_a_request_that_is_not_finite_disturbs_no_other(cell, implementation):
     """It ends at its first such row, if it gets there, with token 0."""
     a = draw(accept, cell, dtype=torch.float32)
@@ -291,3 +298,42 @@ def test_control_block_thresholds_of_token_rejection():
         return fast.accept(rule="token", **rest)
 
     check_control(accept, BLOCK, broken, steps=8)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    """Stages as launches of their own; that they meet in one launch is certified on a GPU."""
+
+    @pytest.mark.parametrize(
+        ("kind", "rule"),
+        [("greedy", "token"), ("drawn", "match"), ("drawn", "token"), ("certain", "block")],
+    )
+    def test_cells(self, kind, rule):
+        cell = Cell("few ids", **FEW, kind=kind, rule=rule, ragged=True)
+        check_cell(accept, cell, "triton", seed=1)
+
+    @pytest.mark.parametrize(
+        ("kind", "rule"), [("greedy", "match"), ("drawn", "match"), ("drawn", "block")]
+    )
+    def test_parts(self, kind, rule, monkeypatch):
+        """Three programs per request, of a tile or two each."""
+        from tercel.ops.spec.accept import kernel_triton
+
+        for name, value in {"SMALL": 64, "TILE": 32, "PROGRAMS": 6}.items():
+            monkeypatch.setattr(kernel_triton, name, value)
+        cell = Cell("in parts", **{**FEW, "R": 2}, kind=kind, rule=rule)
+        check_cell(accept, cell, "triton")
+
+    def test_replay(self):
+        check_replay(accept, FEW_DRAWN, "triton")
+
+    @pytest.mark.parametrize("name", ["ACCEPT", "RESIDUAL"])
+    def test_control_numbers_of_another_stream(self, name, monkeypatch):
+        import triton.language as tl
+
+        from tercel.ops.spec.accept import kernel_triton
+
+        monkeypatch.setattr(kernel_triton, name, tl.constexpr(1 << 20))
+        with pytest.raises(CheckFailed):
+            for seed in range(6):
+                check_cell(accept, FEW_DRAWN, "triton", seed=seed)

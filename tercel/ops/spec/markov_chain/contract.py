@@ -44,6 +44,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "group": SingleGroup(),
         "num_drafts": slots,
         "greedy": cell["greedy"],
+        "counters": make.integers(slots, low=0, high=1, dtype="i32"),
     }
 
 
@@ -78,6 +79,7 @@ def cost(sizes: Mapping[str, int]) -> Cost:
 CONTRACT = Contract(
     axes={
         "R": "requests",
+        "COUNTERS": "where programs of a launch meet",
         "V": "vocabulary of this rank",
         "VOCABULARY": "all of it",
         "D": "rank of the Markov head",
@@ -95,6 +97,7 @@ CONTRACT = Contract(
         ),
         "num_drafts": Value(int, "G, drafts of each request"),
         "greedy": Value(bool, "whether every temperature is 0"),
+        "counters": Arg("COUNTERS", "i32", optional=True),
     },
     returns={"tokens": Arg("R num_drafts", "i64"), "logits": Arg("R*num_drafts V", "f32")},
     where=("num_drafts >= 1", "VOCABULARY == V * group.world_size"),
@@ -124,6 +127,7 @@ CONTRACT = Contract(
     hazards=(
         Hazard("silent_input", "greedy=True ignores the temperatures", ("temperature",)),
         Hazard("capacity", "an anchor outside w1 reads what is there; only `valid` raises"),
+        Hazard("aliasing", "two calls at once on the same counters stop the device", ("counters",)),
         Hazard("launch_order", "ranks that call in different orders exchange the wrong rows"),
     ),
 )

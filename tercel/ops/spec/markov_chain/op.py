@@ -2,14 +2,19 @@
 
 import torch
 
-from tercel.contract import operation, portable, reference
+from tercel.contract import kernel, operation, portable, reference
 from tercel.core.group import Group
 from tercel.ops.spec.markov_chain import portable as fast
 from tercel.ops.spec.markov_chain import reference as naive
 from tercel.ops.spec.markov_chain.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.markov_chain), portable(fast.markov_chain))
+@operation(
+    CONTRACT,
+    reference(naive.markov_chain),
+    portable(fast.markov_chain),
+    kernel("triton", naive.markov_chain),
+)
 def markov_chain(
     base: torch.Tensor,
     anchors: torch.Tensor,
@@ -22,6 +27,7 @@ def markov_chain(
     group: Group,
     num_drafts: int,
     greedy: bool = False,
+    counters: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The drafts of a block and the logits that they were chosen from.
 
@@ -38,6 +44,8 @@ def markov_chain(
             a pair per request and slot.
         num_drafts: G.
         greedy: whether every temperature is 0; True draws no noise.
+        counters: [COUNTERS] i32 zeros, left zero, that no other call uses meanwhile: kernels take
+            one launch with num_drafts of them or more; None: several launches.
     Returns:
         (tokens [R, G] i64, equal on every rank; logits [R * G, V] fp32 of this rank, with the
         bias, before the temperature), newly allocated.

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tercel.contract import Cell
 from tercel.contract.check import (
     check_cell,
     check_control,
@@ -11,9 +12,11 @@ from tercel.contract.check import (
     draw,
 )
 from tercel.core.group import SingleGroup
+from tercel.errors import CheckFailed
 from tercel.ops.spec.markov_chain import CONTRACT, markov_chain
 from tercel.ops.spec.markov_chain import portable as fast
 from tercel.parallel import run_threads
+from tests.interpreter import INTERPRETED, REASON
 
 GREEDY, DRAWN, DFLASH, _ = CONTRACT.cells
 PORTABLE = markov_chain.portable.name
@@ -177,3 +180,51 @@ def test_control_one_noise_for_every_slot(monkeypatch):
     honest = fast._noise
     monkeypatch.setattr(fast, "_noise", noise)
     check_control(markov_chain, DRAWN, fast.markov_chain)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    """A launch per slot; that programs meet in one launch is certified on a GPU."""
+
+    FEW = Cell("few ids", R=3, G=2, V=200, D=24, greedy=False)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize(
+        "cell",
+        [
+            FEW,
+            DFLASH,
+            Cell("greedy", R=2, G=3, V=130, D=16, greedy=True),
+            Cell("more requests than a product takes", R=18, G=2, V=70, D=8, greedy=False),
+        ],
+        ids=str,
+    )
+    def test_cells(self, cell, dtype):
+        check_cell(markov_chain, cell, "triton", dtype=dtype)
+
+    def test_several_tiles_of_a_program(self, monkeypatch):
+        from tercel.ops.spec.markov_chain import kernel_triton
+
+        monkeypatch.setattr(kernel_triton, "PROGRAMS", 2)
+        monkeypatch.setattr(kernel_triton, "BLOCK", kernel_triton.LEAST)
+        check_cell(markov_chain, self.FEW, "triton", dtype=torch.bfloat16)
+
+    def test_replay(self):
+        check_replay(markov_chain, self.FEW, "triton")
+
+    def test_ties_go_to_the_lower_id_of_any_program(self):
+        a = draw(markov_chain, self.FEW, dtype=torch.float32)
+        a |= {"base": torch.zeros_like(a["base"]), "w1": None, "w2": None, "greedy": True}
+        a["base"][:, [7, 70, 199]] = 1.0
+        a["base"][0, 7] = float("nan")
+        tokens, _ = markov_chain.using("triton")(**{**a, "temperature": torch.zeros(3)})
+        assert tokens.tolist() == [[70, 7], [7, 7], [7, 7]]
+
+    def test_control_the_noise_of_another_stream(self, monkeypatch):
+        import triton.language as tl
+
+        from tercel.ops.spec.markov_chain import kernel_triton
+
+        monkeypatch.setattr(kernel_triton, "FIRST_STREAM", tl.constexpr(0))
+        with pytest.raises(CheckFailed):
+            check_cell(markov_chain, self.FEW, "triton")
