@@ -95,51 +95,52 @@ def _is_count(value: object) -> bool:
     return (value == 0 and type(value) is int) or _is_size(value)
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def _is_positive(value: object) -> bool:
-    return _is_number(value) and value > 0  # type: ignore[operator]
+def is_positive(value: object) -> bool:
+    return is_number(value) and value > 0  # type: ignore[operator]
 
 
 def _is_negative(value: object) -> bool:
-    return _is_number(value) and value < 0  # type: ignore[operator]
+    return is_number(value) and value < 0  # type: ignore[operator]
 
 
 def _is_layers(value: object) -> bool:
     return isinstance(value, list) and all(_is_size(layer) for layer in value)
 
 
-_Kind = tuple[Callable[[object], bool], str]
-_SIZE: _Kind = (_is_size, "a positive integer")
-_FLAG: _Kind = (lambda value: type(value) is bool, "true or false")
-_POSITIVE: _Kind = (_is_positive, "a positive number")
-_LAYERS: _Kind = (_is_layers, "a list of layer numbers from 1")
-_OBJECT: _Kind = (lambda value: isinstance(value, dict), "an object")
-_KINDS: Mapping[str, _Kind] = {
-    **dict.fromkeys(_REQUIRED, _SIZE),
-    "linear_attn_config": _OBJECT,
-    "q_lora_rank": _SIZE,
-    "routed_expert_hidden_size": _SIZE,
-    "attn_res_block_size": _SIZE,
-    "max_position_embeddings": _SIZE,
-    "num_key_value_heads": _SIZE,
+Kind = tuple[Callable[[object], bool], str]
+SIZE: Kind = (_is_size, "a positive integer")
+COUNT: Kind = (_is_count, "an integer from 0")
+FLAG: Kind = (lambda value: type(value) is bool, "true or false")
+POSITIVE: Kind = (is_positive, "a positive number")
+_LAYERS: Kind = (_is_layers, "a list of layer numbers from 1")
+OBJECT: Kind = (lambda value: isinstance(value, dict), "an object")
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(_REQUIRED, SIZE),
+    "linear_attn_config": OBJECT,
+    "q_lora_rank": SIZE,
+    "routed_expert_hidden_size": SIZE,
+    "attn_res_block_size": SIZE,
+    "max_position_embeddings": SIZE,
+    "num_key_value_heads": SIZE,
     "first_k_dense_replace": (_is_count, "a layer number from 0"),
-    "rms_norm_eps": _POSITIVE,
-    "routed_scaling_factor": _POSITIVE,
-    "activation_situ_beta": _POSITIVE,
-    "activation_situ_linear_beta": _POSITIVE,
-    "mla_use_output_gate": _FLAG,
-    "latent_moe_use_norm": _FLAG,
-    "moe_renormalize": _FLAG,
-    "quantization_config": _OBJECT,
+    "rms_norm_eps": POSITIVE,
+    "routed_scaling_factor": POSITIVE,
+    "activation_situ_beta": POSITIVE,
+    "activation_situ_linear_beta": POSITIVE,
+    "mla_use_output_gate": FLAG,
+    "latent_moe_use_norm": FLAG,
+    "moe_renormalize": FLAG,
+    "quantization_config": OBJECT,
 }
-_LINEAR_KINDS: Mapping[str, _Kind] = {
-    "num_heads": _SIZE,
-    "head_dim": _SIZE,
-    "short_conv_kernel_size": _SIZE,
-    "use_full_rank_gate": _FLAG,
+_LINEAR_KINDS: Mapping[str, Kind] = {
+    "num_heads": SIZE,
+    "head_dim": SIZE,
+    "short_conv_kernel_size": SIZE,
+    "use_full_rank_gate": FLAG,
     "gate_lower_bound": (_is_negative, "a negative number"),
     "full_attn_layers": _LAYERS,
     "kda_layers": _LAYERS,
@@ -174,8 +175,8 @@ def check_outer_keys(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: every key that is wrong, and why.
     """
-    known = {"quantization_config": _OBJECT}
-    _raise([*_unsupported(config), *_unknown(config, known), *_mistyped(config, known)])
+    known = {"quantization_config": OBJECT}
+    _raise([*_unsupported(config), *_unknown(config, known), *mistyped(config, known)])
 
 
 def check_keys(text: Mapping[str, Any]) -> None:
@@ -190,12 +191,12 @@ def check_keys(text: Mapping[str, Any]) -> None:
         *(f"{key} is missing" for key in _REQUIRED if key not in text),
         *_unsupported(text),
         *_unknown(text, _READ),
-        *_mistyped(text, _KINDS),
+        *mistyped(text, _KINDS),
     ]
     if isinstance(linear, Mapping):
         problems += [f"{prefix}{key} is missing" for key in _LINEAR_REQUIRED if key not in linear]
         problems += _unknown(linear, _LINEAR_READ, prefix, inert=frozenset())
-        problems += _mistyped(linear, _LINEAR_KINDS, prefix)
+        problems += mistyped(linear, _LINEAR_KINDS, prefix)
     _raise(problems)
     heads = text["num_attention_heads"]
     if (kv_heads := text.get("num_key_value_heads", heads)) != heads:
@@ -219,9 +220,7 @@ def _unknown(
             yield f"{prefix}{key}={value!r} is unknown and could change the forward"
 
 
-def _mistyped(
-    keys: Mapping[str, Any], kinds: Mapping[str, _Kind], prefix: str = ""
-) -> Iterator[str]:
+def mistyped(keys: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str = "") -> Iterator[str]:
     for key, (is_right, expected) in kinds.items():
         if key in keys and not ((keys[key] is None and key in _NULLABLE) or is_right(keys[key])):
             yield f"{prefix}{key}={keys[key]!r} must be {expected}"

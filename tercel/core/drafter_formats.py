@@ -9,7 +9,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tercel.core.config_keys import TRANSFORMERS_KEYS
+from tercel.core.config_keys import (
+    COUNT,
+    FLAG,
+    OBJECT,
+    POSITIVE,
+    SIZE,
+    TRANSFORMERS_KEYS,
+    Kind,
+    is_number,
+    is_positive,
+    mistyped,
+)
 from tercel.core.drafter import DrafterConfig, GqaShape, MlaShape, TapStream
 from tercel.core.model import read_config_json
 from tercel.core.rope import Rope, Yarn
@@ -68,6 +79,42 @@ _FIXED: Mapping[str, Any] = {
     "mla_use_qk_norm": False,
 }
 """Keys that change the forward, and the one value of each that is computed here."""
+_NESTED = ("dflash_config", "dspark_config")
+
+
+def _list_of(is_right: Callable[[object], bool], what: str, least: int = 1) -> Kind:
+    def check(value: object) -> bool:
+        return isinstance(value, list) and len(value) >= least and all(map(is_right, value))
+
+    return check, f"a list of {what}"
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+_IDS = _list_of(lambda value: type(value) is int, "layer numbers")
+_KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(
+        """hidden_size vocab_size num_hidden_layers intermediate_size num_attention_heads head_dim
+        num_key_value_heads max_position_embeddings target_hidden_size num_target_layers block_size
+        target_num_hidden_layers""".split(),
+        SIZE,
+    ),
+    **dict.fromkeys("mask_token_id markov_rank sliding_window".split(), COUNT),
+    **dict.fromkeys("rms_norm_eps rope_theta".split(), POSITIVE),
+    **dict.fromkeys(
+        """enable_confidence_head confidence_head_with_markov sample_from_anchor causal fc_norm
+        use_sliding_window sliding_window_non_causal rope_is_neox_style rope_interleave""".split(),
+        FLAG,
+    ),
+    **dict.fromkeys("rope_parameters rope_scaling".split(), OBJECT),
+    **dict.fromkeys("target_layer_ids aux_hidden_state_layer_ids".split(), _IDS),
+    **dict.fromkeys("aux_hidden_stream target_fingerprint".split(), (_is_text, "a string")),
+    "layer_types": _list_of(_is_text, "strings"),
+    "confidence_temperatures": _list_of(is_positive, "positive numbers", 0),
+}
+"""null says what leaving the key out says."""
 _OF_SWITCHES = ("dflash2_", "correction_")
 """How the sizes of parts begin that the switches above leave out."""
 _STREAMS = {
@@ -85,12 +132,14 @@ _K3_BLOCK_SIZE = 7
 
 def read_drafter_config(drafter_dir: Path) -> DrafterConfig:
     """Reads `drafter_dir`/config.json; raises ConfigError naming the file and the key."""
-    return drafter_config(read_config_json(drafter_dir))
+    return drafter_config(read_config_json(drafter_dir, "drafter"))
 
 
 def drafter_config(config: Mapping[str, Any]) -> DrafterConfig:
     """From a parsed config.json of any of the formats; raises ConfigError listing all problems."""
     architectures = config.get("architectures") or []
+    if not isinstance(architectures, list) or not all(map(_is_text, architectures)):
+        raise ConfigError(f"drafter config.json: architectures={architectures!r} must name classes")
     if config.get("model_type") == "k3_dspark" or architectures == ["K3DSparkModel"]:
         return _k3_dspark(config)
     if "speculators_model_type" in config:
@@ -172,18 +221,19 @@ def _k3_dspark(config: Mapping[str, Any]) -> DrafterConfig:
 
 
 def _flatten(*levels: Mapping[str, Any]) -> tuple[Keys, list[str]]:
-    """One value per key over the levels and what is nested in them, and the contradictions."""
+    """One value per key over the levels and what is nested in them, and the contradictions.
+
+    Raises:
+        ConfigError: lists the values of another type than their key's.
+    """
     keys: Keys = {}
     problems: list[str] = []
-    nested = [
-        level[name]
-        for level in levels
-        for name in ("dflash_config", "dspark_config")
-        if level.get(name)
-    ]
+    for level in levels:
+        _refuse_mistyped(level, dict.fromkeys(_NESTED, OBJECT))
+    nested = [level[name] for level in levels for name in _NESTED if level.get(name)]
     for level in (*levels, *nested):
         for key, value in level.items():
-            if key in ("dflash_config", "dspark_config"):
+            if key in _NESTED:
                 continue
             if key == "dspark_bonus_anchor":
                 key, value = "sample_from_anchor", not value
@@ -192,7 +242,14 @@ def _flatten(*levels: Mapping[str, Any]) -> tuple[Keys, list[str]]:
                 keys[name] = value
             elif value is not None and keys[name] != value:
                 problems.append(f"{name} is declared twice, as {keys[name]!r} and as {value!r}")
+    _refuse_mistyped(keys, _KINDS)
     return keys, problems
+
+
+def _refuse_mistyped(keys: Mapping[str, Any], kinds: Mapping[str, Kind]) -> None:
+    said = {key: value for key, value in keys.items() if value is not None}
+    if problems := list(mistyped(said, kinds)):
+        raise ConfigError("drafter config.json: " + "; ".join(problems))
 
 
 def _check(keys: Keys, known: Iterable[str], problems: list[str]) -> None:
@@ -308,7 +365,11 @@ def _mla(keys: Keys, problems: list[str]) -> tuple[MlaShape, Rope] | None:
 
 def _rope(keys: Keys, dim: int, interleaved: bool, problems: list[str]) -> Rope:
     parameters = dict(keys.get("rope_parameters") or keys.get("rope_scaling") or {})
-    theta = float(parameters.pop("rope_theta", keys.get("rope_theta", 10000.0)))
+    theta = parameters.pop("rope_theta", keys.get("rope_theta", 10000.0))
+    if not is_positive(theta):
+        problems.append(f"rope_theta={theta!r} must be a positive number")
+        return Rope(dim, 10000.0, interleaved)
+    theta = float(theta)
     kind = parameters.pop("rope_type", parameters.pop("type", "default"))
     parameters.pop("type", None)
     if kind == "default" and not parameters:
@@ -324,5 +385,10 @@ def _rope(keys: Keys, dim: int, interleaved: bool, problems: list[str]) -> Rope:
     if missing:
         problems.append(f"rope_parameters: yarn needs {', '.join(sorted(missing))}")
         return Rope(dim, theta, interleaved)
-    yarn = Yarn(**{fields[name]: value for name, value in parameters.items() if value is not None})
+    said = {name: value for name, value in parameters.items() if value is not None}
+    wrong = [f"{name}={value!r}" for name, value in said.items() if not is_number(value)]
+    if wrong:
+        problems.append(f"rope_parameters: {', '.join(wrong)} must be numbers")
+        return Rope(dim, theta, interleaved)
+    yarn = Yarn(**{fields[name]: value for name, value in said.items()})
     return Rope(dim, theta, interleaved, yarn)

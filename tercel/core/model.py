@@ -170,19 +170,20 @@ class ModelConfig:
         )
 
 
-def read_config_json(model_dir: Path) -> dict[str, Any]:
-    """The parsed config.json of a model directory; ConfigError says which part is missing."""
+def read_config_json(model_dir: Path, option: str = "model") -> dict[str, Any]:
+    """The parsed config.json of a directory that `option` names; ConfigError says which part is
+    missing."""
     path = Path(model_dir) / "config.json"
     if not Path(model_dir).is_dir():
-        raise ConfigError(f"model: {model_dir} is not a directory; pass a checkpoint directory")
+        raise ConfigError(f"{option}: {model_dir} is not a directory; pass a checkpoint directory")
     if not path.is_file():
-        raise ConfigError(f"model: {path} is missing; {model_dir} is not a checkpoint directory")
+        raise ConfigError(f"{option}: {path} is missing; {model_dir} is not a checkpoint directory")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"model: {path} is not valid JSON: {error}") from error
+        raise ConfigError(f"{option}: {path} is not valid JSON: {error}") from error
     if not isinstance(config, dict):
-        raise ConfigError(f"model: {path} must hold an object, got {type(config).__name__}")
+        raise ConfigError(f"{option}: {path} must hold an object, got {type(config).__name__}")
     return config
 
 

@@ -1,12 +1,13 @@
 """Published configurations of drafters, and what is refused by name."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tercel.core.drafter import DrafterConfig, GqaShape, MlaShape, TapStream
-from tercel.core.drafter_formats import drafter_config
+from tercel.core.drafter_formats import drafter_config, read_drafter_config
 from tercel.core.model import ModelConfig
 from tercel.core.rope import Rope, Yarn
 from tercel.errors import ConfigError
@@ -134,6 +135,19 @@ REFUSED = {
     "tap count": (K3_DSPARK, {"num_target_layers": 4}, "names 5 layers"),
     "stream": (K3_DSPARK, {"aux_hidden_stream": "attnres"}, "aux_hidden_stream='attnres'"),
     "embedded": (SPECFORGE, {"model_type": "deepseek_v4"}, "not a known drafter"),
+    "no list": (SPECFORGE, {"architectures": 5}, "architectures=5 must name classes"),
+    "nested list": (SPECFORGE, {"dflash_config": [1]}, "dflash_config=[1] must be an object"),
+    "text": (SPECFORGE, {"num_attention_heads": "64"}, "num_attention_heads='64' must be a pos"),
+    "no block": (K3_DSPARK, {"block_size": 0}, "block_size=0 must be a positive integer"),
+    "a tap": (SPECULATORS, {"aux_hidden_state_layer_ids": 3}, "=3 must be a list of layer numbers"),
+    "taps": (SPECFORGE, {"dflash_config__target_layer_ids": []}, "target_layer_ids=[] must be"),
+    "nested taps": (SPECFORGE, {"dflash_config__target_layer_ids": "1,3"}, "'1,3' must be a list"),
+    "rank": (SPECULATORS, {"markov_rank": "x"}, "markov_rank='x' must be an integer from 0"),
+    "epsilon": (K3_DSPARK, {"rms_norm_eps": "a"}, "rms_norm_eps='a' must be a positive number"),
+    "angle": (SPECFORGE, {"rope_parameters__rope_theta": "x"}, "rope_theta='x' must be a positive"),
+    "scale": (SPECFORGE, {"rope_parameters__factor": "x"}, "factor='x' must be numbers"),
+    "layers": (SPECFORGE, {"layer_types": [["full_attention"]]}, "must be a list of strings"),
+    "fingerprint": (SPECFORGE, {"target_fingerprint": 7}, "target_fingerprint=7 must be a string"),
     "other class": (SPECFORGE, {"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel"),
 }
 
@@ -143,6 +157,11 @@ def test_refuses(config: dict[str, Any], changes: dict[str, Any], words: str) ->
     with pytest.raises(ConfigError) as error:
         drafter_config(changed(config, **changes))
     assert words in str(error.value)
+
+
+def test_a_missing_directory_is_named_as_the_drafters(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^drafter: .*none is not a directory"):
+        read_drafter_config(tmp_path / "none")
 
 
 def test_switches_that_are_off_are_fine() -> None:
