@@ -118,7 +118,8 @@ def drafter_bytes(llm: LLM, batch: int, num_drafts: int) -> int:
         embed=on_meta(given.embed),
         head=on_meta(given.head),
     )
-    drafter = BlockDrafter(plan, recorder.table, recorder.table)
+    sites = {"few": recorder.table, "many": recorder.table}
+    drafter = replace(live, plan=plan, **sites, counters=on_meta(live.counters))
     cache = DrafterCache(drafting._cache.pages.to("meta"))
     tokens, pages = batch * (1 + num_drafts), -(-CONTEXT // cache.pages.shape[2])
 

@@ -15,6 +15,9 @@ from tercel.runtime.edits import Edits
 from tercel.runtime.forced import ForcedAcceptance
 from tercel.runtime.verdict import Outcome, Verdict
 
+COUNTERS = 256
+"""Of op accept: for 128 requests; a step of more takes several launches."""
+
 
 class Sampler:
     """Every rank draws the same tokens: logits, parameters and randomness are equal on all.
@@ -44,6 +47,7 @@ class Sampler:
         # checking it again would take longer than a greedy draw.
         self._draw = draw
         self._accept = verify
+        self._counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         self._illegal = on_device(sorted(illegal_ids), torch.int64, device)
 
     def edits(self, plan: StepPlan) -> Edits | None:
@@ -128,6 +132,7 @@ class Sampler:
             draws.seeds[first:],
             verify.context_lens,
             group=SingleGroup(),
+            counters=self._counters,
             rule=self._rule,
             filtered=draws.kind is Draws.FILTERED,
             greedy=draws.kind is Draws.GREEDY,
