@@ -91,5 +91,10 @@ CONTRACT = Contract(
     hazards=(
         Hazard("silent_input", "pairs other than those trained on draft badly; nothing raises"),
         Hazard("silent_input", "positions off by one draft badly; nothing raises", ("positions",)),
+        Hazard(
+            "early_read",
+            "norms and frequencies are read before the wait",
+            ("q_norm", "k_norm", "inv_freq"),
+        ),
     ),
 )

@@ -51,7 +51,8 @@ def accept(
         else:
             chosen = RULES[rule]
             one_hot = draft_logits is None or temperature[r] == 0
-            q = torch.eye(own.shape[1], dtype=own.dtype)[kept].to(own.device)
+            q = torch.zeros_like(own[:count])
+            q[range(count), kept] = 1.0
             if not one_hot:
                 q = torch.softmax(proposals[r, :count] / temperature[r], -1)
             numbers = [uniform(seed, position, Stream.ACCEPT + j) for j in range(count)]

@@ -115,5 +115,10 @@ CONTRACT = Contract(
         Hazard("aliasing", "two tokens at one live position race; nothing raises"),
         Hazard("capacity", "positions outside the pool are undefined; nothing raises"),
         Hazard("silent_input", "positions off by one draft badly; nothing raises", ("positions",)),
+        Hazard(
+            "early_read",
+            "weight, norm and frequencies are read before the wait",
+            ("weight", "k_norm", "inv_freq"),
+        ),
     ),
 )

@@ -51,7 +51,7 @@ def context_kv(
         STEP=min(triton.next_power_of_2(hidden), TILE // dim),
         INTERLEAVED=interleaved,
         num_warps=4,
-        num_stages=4,
+        num_stages=4 if x.element_size() == 2 else 2,
         launch_pdl=True,
     )
 

@@ -119,9 +119,10 @@ CONTRACT = Contract(
         "logits": Tolerance(
             element_ulps=1,
             rms_ulps=1,
-            fp32_element_ulps=8,
-            fp32_rms_ulps=4,
-            why="one rounding, and an fp32 sum over the rank, which is far below the row's largest",
+            fp32_element_ulps=24,
+            fp32_rms_ulps=8,
+            why="one rounding, and an fp32 sum over the rank, of which tensor cores cut off what "
+            "does not fit beside a step's largest term: 6.0 rms and 13.8 seen at a rank of 256",
         ),
     },
     hazards=(
