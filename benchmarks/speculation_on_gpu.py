@@ -110,7 +110,7 @@ def drafter_bytes(llm: LLM, batch: int, num_drafts: int) -> int:
     a block of guesses."""
     drafting = llm.engine._runner._work._drafting  # type: ignore[attr-defined]
     live: BlockDrafter = drafting._drafter
-    recorder = Recorder(bind_drafter(live.plan, rows=batch * (1 + num_drafts)))
+    recorder = Recorder(bind_drafter(live.plan, rows=1))
     given = live.plan
     plan = replace(
         given,
