@@ -43,7 +43,7 @@ MAY_SPILL = {
     "_attend_parts": 256,
     "_accept": 128,
     "_down_tiles": 72,
-    "_gate_up_tiles": 64,
+    "_gate_up_tiles": 72,
     "_absorb": 64,
     "_write_head": 40,
     "wide": 24,
@@ -52,6 +52,8 @@ MAY_SPILL = {
     "_multiply": 256,
     "_tiles_product": 16,
     "stream": 8,
+    "_mix": 16,
+    "_chain": 24,
 }
 SPILL_BYTES = {(kernel, arch): size for kernel, size in MAY_SPILL.items() for arch in TARGETS}
 """(kernel, architecture) to the bytes that it may spill; otherwise none. The selection keeps tiles
