@@ -70,7 +70,7 @@ def test_nan_weights_end_their_request_and_nothing_else(model_dir):
     with LLM(model_dir, **OPTIONS) as llm:
         expected = llm.generate("healthy", GREEDY)
         unused = next(token for token in range(256) if token not in expected.token_ids)
-        embed = llm.engine._runner._program.weights.embed
+        embed = llm.engine._runner._work._program.weights.embed
         row = embed[unused].clone()
         embed[unused] = torch.nan
         prompts = [[unused] * 40, llm.tokenizer.encode("healthy"), [1] * 20 + [unused]]
