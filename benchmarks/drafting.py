@@ -5,7 +5,6 @@ decoding does, so that texts are equal at every temperature.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +16,6 @@ from tercel.cli.options import Json
 from tercel.cli.progress import counting_bar
 from tercel.config import SamplingParams
 from tercel.gates.acceptance import Acceptance, AcceptanceGate
-from tercel.gates.problems import generate
-from tercel.runtime.chat import encode, render
 from tercel.runtime.llm import LLM
 
 DRAFTER = NANO.parent / "nano-dspark"
@@ -57,10 +54,7 @@ def main(
 
 def plain_texts(llm: LLM, gate: AcceptanceGate, report: Callable[[int], None]) -> list[Texts]:
     """Per temperature, what the gate's problems are answered without a drafter."""
-    prompts = [
-        encode(llm.tokenizer, render([{"role": "user", "content": problem.question}]))
-        for problem in islice(generate(gate.seed), gate.problems)
-    ]
+    prompts = gate.prompts(llm.tokenizer)
     texts: list[Texts] = []
     for temperature in gate.temperatures:
         params = SamplingParams(temperature=temperature, max_tokens=gate.max_tokens, seed=gate.seed)

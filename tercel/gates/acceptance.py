@@ -81,17 +81,20 @@ class AcceptanceGate:
         if any(not 0 <= temperature <= 100 for temperature in self.temperatures):
             raise ConfigError(f"temperatures={self.temperatures} must be 0 .. 100")
 
+    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
+        """Token ids of every problem, as a user asks it."""
+        return [
+            encode(tokenizer, render([{"role": "user", "content": problem.question}]))
+            for problem in islice(generate(self.seed), self.problems)
+        ]
+
     def run(self, llm: Generator, report: Callable[[int, int], None]) -> list[Acceptance]:
         """Asks every problem at every temperature; `report(done, total)` after each wave.
 
         Raises:
             ConfigError: the engine has no drafter.
         """
-        problems = islice(generate(self.seed), self.problems)
-        prompts = [
-            encode(llm.tokenizer, render([{"role": "user", "content": problem.question}]))
-            for problem in problems
-        ]
+        prompts = self.prompts(llm.tokenizer)
         total, measured = len(prompts) * len(self.temperatures), []
         for index, temperature in enumerate(self.temperatures):
             before = _rounds(llm)

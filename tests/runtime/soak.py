@@ -16,16 +16,14 @@ import json
 import random
 import time
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import torch
 
 from tercel.config import EngineConfig, SamplingParams
 from tercel.core.sampling import Stream
-from tercel.gates.problems import generate
+from tercel.gates.acceptance import AcceptanceGate
 from tercel.ops.sampling.sample.reference import keep, uniform
-from tercel.runtime.chat import encode, render
 from tercel.runtime.checkpoint import open_checkpoint
 from tercel.runtime.engine import Engine
 from tercel.runtime.tokenizer import Tokenizer
@@ -70,11 +68,7 @@ def nano(rule=None, max_running=5):
 
 def problems():
     """Prompts that nano answers, and its drafter guesses."""
-    tokenizer = Tokenizer.load(NANO)
-    return [
-        encode(tokenizer, render([{"role": "user", "content": problem.question}]))
-        for problem in islice(generate(seed=31), 200)
-    ]
+    return AcceptanceGate(problems=200, seed=31).prompts(Tokenizer.load(NANO))
 
 
 class Soak:
