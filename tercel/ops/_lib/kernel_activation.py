@@ -81,8 +81,9 @@ def _gated_product(
 ):
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    cuda.gdc_launch_dependents()
     cuda.gdc_wait()
+    # After the wait: experts that follow read older ids before theirs (moe in blocks/mlp.py).
+    cuda.gdc_launch_dependents()
     here = gate_up + token * stride + at
     gate = tl.load(here, mask=at < width, other=0.0).to(tl.float32)
     up = tl.load(here + width, mask=at < width, other=0.0).to(tl.float32)
