@@ -1,53 +1,58 @@
-"""Kernels let the next launch start when their implementations say that they do."""
+"""Calls let the next launch start when their implementations say that they do."""
 
 import ast
 
 import pytest
+import torch
 
 from tercel.contract import PLAIN
+from tercel.contract.check import packed
+from tercel.contract.jobs import Subject
 from tercel.ops.catalog import catalog
-from tests.rules.launches import Launches
+from tests.interpreter import HAS_TRITON
+from tests.rules.launches import helpers, launches, triggers_early
 from tests.rules.sources import HOST
+from tools.compile import Shapes
 
-LAUNCHES = Launches({source.module: source.tree for source in HOST if source.package == "ops"})
+TREES = {source.module: source.tree for source in HOST if source.package == "ops"}
 KERNELS = [(op, name) for op in catalog().values() for name in op.implementations]
 KERNELS = [(op, name) for op, name in KERNELS if name not in PLAIN]
 
 
+def settles(module, name, known):
+    """Whether a kernel waits for the previous launch before it lets the next one start."""
+    around = helpers(TREES, module)
+    return not triggers_early(around[name], around, known)
+
+
+@pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 @pytest.mark.parametrize(("op", "name"), KERNELS, ids=str)
-def test_triggers_are_as_declared(op, name):
+def test_triggers_are_as_declared(op, name, monkeypatch):
+    """A call settles what older launches wrote if one of its launches does; cell by cell."""
     implementation = op.implementation(name)
-    found = LAUNCHES.early(f"{op.folder}.kernel_{name}", implementation.run.__name__)
-    assert found, "the source does not tell what it launches"
-    assert any(found.values()) == implementation.triggers_early, found
+    early = set()
+    for cell in Subject.of(op, name).cells():
+        drawn = op.arguments(**op.contract.inputs(cell, Shapes()))
+        arguments = packed(op, implementation, drawn, torch.bfloat16)
+        made = launches(implementation.run, arguments, monkeypatch)
+        assert made, f"nothing is launched at {cell}"
+        if not any(settles(fn.__module__, fn.__name__, known) for fn, known in made):
+            early.add(str(cell))
+    assert bool(early) == implementation.triggers_early, early
 
 
-HOST_SIDE = """
-from library import helper as taken, launch
-
-def op(x):
-    return launch(x, 4)
-"""
-LIBRARY = """
+KERNEL = """
 @triton.jit
-def helper(x):
-    cuda.gdc_launch_dependents()
+def helper(x, LATE: tl.constexpr):
+    if not LATE:
+        cuda.gdc_launch_dependents()
     return tl.load(x)
 
 @triton.jit
-def kernel(x, y):
+def kernel(x, y, LATE: tl.constexpr):
     {0}
     {1}
     {2}
-
-@triton.jit
-def ordinary(x, y):
-    tl.store(y, tl.load(x))
-
-KERNELS = {{"one": kernel}}
-
-def launch(x, n):
-    return (KERNELS["one"] if n > 2 else ordinary)[(n,)](x)
 """
 WAIT, TRIGGER = "cuda.gdc_wait()", "cuda.gdc_launch_dependents()"
 
@@ -58,13 +63,17 @@ WAIT, TRIGGER = "cuda.gdc_wait()", "cuda.gdc_launch_dependents()"
         ((WAIT, TRIGGER, "tl.store(y, tl.load(x))"), False),
         ((WAIT, "tl.store(y, tl.load(x))", "pass"), False),
         ((TRIGGER, WAIT, "tl.store(y, tl.load(x))"), True),
-        (("held = helper(x)", WAIT, "tl.store(y, held)"), True),
+        ((f"if LATE: {WAIT}", TRIGGER, WAIT), False),
+        ((f"if not LATE: {WAIT}", TRIGGER, WAIT), True),
+        (("held = helper(x, LATE)", WAIT, "tl.store(y, held)"), False),
+        (("held = helper(x, False)", WAIT, "tl.store(y, held)"), True),
         (("if x == 0: return", WAIT, TRIGGER), True),
         ((TRIGGER, "tl.store(y, tl.load(x))", "pass"), True),
     ],
-    ids=["after", "never", "before", "in a helper", "a program ends", "waits for nothing"],
-)
+    ids=["after", "never", "before", "asked to wait", "not asked", "in a helper that is asked",
+         "in a helper", "a program ends", "waits for nothing"],
+)  # fmt: skip
 def test_an_early_trigger_is_found(lines, early):
-    trees = {"host": ast.parse(HOST_SIDE), "library": ast.parse(LIBRARY.format(*lines))}
-    found = Launches(trees).early("host", "op")
-    assert found == {"library.kernel": early, "library.ordinary": False}
+    trees = {"m": ast.parse(KERNEL.format(*lines))}
+    around = helpers(trees, "m")
+    assert triggers_early(around["kernel"], around, {"LATE": True}) == early

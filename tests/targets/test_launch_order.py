@@ -13,9 +13,9 @@ from tercel.contract.receipt import Status
 from tercel.core.arch import Arch
 from tercel.core.model import ModelConfig
 from tercel.core.step import StepClass
-from tercel.ops.activation.silu_mul import silu_mul
 from tercel.ops.activation.situ_mul import situ_mul
 from tercel.ops.gemm.gemv import gemv
+from tercel.ops.gemm.gemv_glu import gemv_glu
 from tercel.ops.moe.experts_decode import experts_decode
 from tercel.ops.moe.route import route
 from tercel.targets.binding import Bound
@@ -101,12 +101,11 @@ def test_between_routing_and_experts(between, error):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "late", [False, True], ids=["as it is", "an activation that starts others"]
+    "late", [False, True], ids=["as it is", "a shared expert that starts others"]
 )
 def test_the_generic_target_reads_ids_early_where_it_may(family, late, monkeypatch):
-    op = {"kimi_k3": situ_mul, "kimi_linear": silu_mul}[family]
-    early = replace(op.implementation("triton"), triggers_early=late)
-    monkeypatch.setitem(op.implementations, "triton", early)
+    early = replace(gemv_glu.implementation("gluon"), triggers_early=late)
+    monkeypatch.setitem(gemv_glu.implementations, "gluon", early)
     monkeypatch.setattr(
         "tercel.targets.binding.status",
         lambda op, name, arch: Status.UNTESTED if name in PLAIN else Status.CERTIFIED,

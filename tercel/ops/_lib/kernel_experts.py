@@ -133,13 +133,15 @@ def few_tokens(
     """The weighted sum of the chosen experts [T, L]; `weights` in the packed form.
 
     Args:
-        ids_early: FC1 reads the ids before it waits for the previous launch.
+        ids_early: FC1 may read the ids before it waits for the previous launch.
     """
     config = config or choose(len(z.values), z.form)
     if z.form == "mxfp8" and config.widens:
         assert z.scale is not None
         z = Rows(widened(z.values, z.scale, trigger_early=ids_early), form="wide")
         ids_early = True  # that launch lets FC1 start when it has waited, or ids are older
+    # With so few registers that many programs fit, loads held across the wait would spill.
+    ids_early = ids_early and config.registers is None
     hidden = gate_up(z, slots, weights[:2], activation, config, ids_early=ids_early)
     y = torch.empty(z.values.shape, dtype=z.act, device=hidden.values.device)
     if hidden.form == "rounded" and config.rounds:
