@@ -34,17 +34,19 @@ def settles(fn, known):
 @pytest.mark.skipif(not HAS_TRITON, reason="needs Triton")
 @pytest.mark.parametrize(("op", "name"), KERNELS, ids=str)
 def test_triggers_are_as_declared(op, name, monkeypatch):
-    """A call settles what older launches wrote if one of its launches does; cell by cell."""
+    """A call settles what older launches wrote if one of its launches does. A declared early
+    trigger needs one cell that shows it; that there is none, all cells."""
     implementation = op.implementation(name)
-    early = set()
+    launched = early = False
     for cell in Subject.of(op, name).cells():
         drawn = op.arguments(**op.contract.inputs(cell, Shapes()))
         arguments = packed(op, implementation, drawn, torch.bfloat16)
         made = launches(implementation.run, arguments, monkeypatch)
-        assert made, f"nothing is launched at {cell}"
-        if not any(settles(fn, known) for fn, known in made):
-            early.add(str(cell))
-    assert bool(early) == implementation.triggers_early, early
+        launched |= bool(made)
+        early |= bool(made) and not any(settles(fn, known) for fn, known in made)
+        if early:
+            break
+    assert launched and early == implementation.triggers_early
 
 
 KERNEL = """
