@@ -165,6 +165,8 @@ def start_rank(
         device,
         draw=table["sample"],
         verify=table["accept"],
+        penalize=table["penalize"],
+        logprobs=table["logprobs"],
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
     )
