@@ -163,10 +163,7 @@ def start_rank(
         groups.tp,
         tokenizer.illegal_ids.union(unwritten),
         device,
-        draw=table["sample"],
-        verify=table["accept"],
-        penalize=table["penalize"],
-        logprobs=table["logprobs"],
+        sites=table,
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
     )

@@ -1,6 +1,7 @@
 """Draws the tokens of a step: gather the vocabulary, edit, sample or verify, report."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -8,13 +9,10 @@ from tercel.core.group import Group, SingleGroup
 from tercel.core.inputs import DrawInputs, StepInputs, on_device
 from tercel.core.sampling import Draws, StepResult, Stream, TokenLogprobs
 from tercel.core.step import StepPlan
-from tercel.ops.sampling.logprobs import logprobs
-from tercel.ops.sampling.penalize import penalize
-from tercel.ops.sampling.sample import sample
-from tercel.ops.spec.accept import accept
 from tercel.runtime.edits import Edits
 from tercel.runtime.forced import ForcedAcceptance
 from tercel.runtime.verdict import Outcome, Verdict
+from tercel.targets.binding import SAMPLING
 
 COUNTERS = 512
 """Of ops sample and accept: three a row that filters, two a request that verifies; a step of more
@@ -33,26 +31,25 @@ class Sampler:
         illegal_ids: Iterable[int],
         device: torch.device,
         *,
-        draw: Callable[..., tuple[torch.Tensor, ...]] = sample.portable.run,
-        verify: Callable[..., tuple[torch.Tensor, ...]] = accept.portable.run,
-        penalize: Callable[..., None] = penalize.portable.run,
-        logprobs: Callable[..., tuple[torch.Tensor, ...]] = logprobs.portable.run,
+        sites: Mapping[str, Callable[..., Any]] | None = None,
         rule: str = "match",
         forced: ForcedAcceptance | None = None,
     ) -> None:
-        """`illegal_ids` are never drawn: padding, input-only slots, ids without a token; `draw`,
-        `verify`, `penalize` and `logprobs` are implementations of ops sample, accept with its
-        `rule`, penalize and logprobs; `forced` replaces `verify` in benchmarks."""
+        """`illegal_ids` are never drawn: padding, input-only slots, ids without a token. `sites`:
+        implementations of SAMPLING's ops, by default the portable ones; `rule` is op accept's;
+        `forced` replaces what that finds in benchmarks."""
+        if sites is None:
+            sites = {site: op.portable.run for site, op in SAMPLING.items()}
         self._group = group
         self._device = device
         self._rule = rule
         self._forced = forced
         # Bound once like the sites of a program: Limits and SamplingParams keep the contract, and
         # checking it again would take longer than a greedy draw.
-        self._draw = draw
-        self._accept = verify
-        self._penalize = penalize
-        self._logprobs = logprobs
+        self._draw: Callable[..., tuple[torch.Tensor, ...]] = sites["sample"]
+        self._accept: Callable[..., tuple[torch.Tensor, ...]] = sites["accept"]
+        self._penalize = sites["penalize"]
+        self._logprobs = sites["logprobs"]
         self._counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         self._illegal = on_device(sorted(illegal_ids), torch.int64, device)
 

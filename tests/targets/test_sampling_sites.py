@@ -47,15 +47,7 @@ def test_a_sampler_calls_ops_through_its_sites_alone(monkeypatch):
     calls: Counter[str] = Counter()
     bound = bind_sites(portable("tp1"), Arch.CPU, SAMPLING)
     table = {site: counted(site, item, calls) for site, item in bound.items()}
-    sampler = Sampler(
-        SingleGroup(),
-        [],
-        CPU,
-        draw=table["sample"],
-        verify=table["accept"],
-        penalize=table["penalize"],
-        logprobs=table["logprobs"],
-    )
+    sampler = Sampler(SingleGroup(), [], CPU, sites=table)
     sampling = RowSampling(
         seed=3, temperature=1.0, top_k=5, logprobs=2, repetition_penalty=2.0, history=((1, 1),)
     )

@@ -37,7 +37,7 @@ def sample(
         filtered: whether any row has top_k, top_p or min_p; False skips the sort.
         greedy: whether every temperature is 0; True skips the draw.
         counters: [COUNTERS] i32 zeros, left zero, that no other call uses meanwhile. With three a
-            row, kernels take one launch, two where a row filters; None: a launch for every stage.
+            row, kernels that filter take two launches; without, up to six.
     Returns:
         (tokens [S] i64, finite [S] bool), newly allocated. A row with NaN, with +inf, or with
         -inf alone is not finite and gets token 0.
