@@ -51,17 +51,17 @@ def choose(
         or turned not in (32, 64, 128)
     ):
         return None
-    # A multiprocessor holds two programs with three tiles of 32 bf16 or 64 FP8 entries each. Few
-    # parts are merged sooner, so that one row of bf16 is cut for one program.
-    codes = pages.dtype != query.dtype
-    twice = codes or rows > 1
-    tokens = 64 if (codes or rows == 1) and page_size % 64 == 0 else 32
+    # Few parts are merged sooner, so that one row is cut for one program a multiprocessor. Of
+    # several rows it runs two, each with three tiles of 32 bf16 or 64 FP8 entries.
+    codes, alone = pages.dtype != query.dtype, rows == 1
+    tokens = 64 if (codes or alone) and page_size % 64 == 0 else 32
     tiles = triton.cdiv(room * page_size, tokens)
-    programs = (PROGRAMS if twice else PROGRAMS // 2) // rows
+    programs = PROGRAMS // 2 if alone else PROGRAMS // rows
     if tiles <= 2 * FUSED_PARTS:
         programs = min(programs, FUSED_PARTS)
     parts = min(max(programs, 1), MOST_PARTS, tiles)
-    return Config(tokens, COLUMNS, tokens // 16, 3, parts, 1)
+    stages = 4 if codes and alone else 3
+    return Config(tokens, COLUMNS, tokens // 16, stages, parts, 1)
 
 
 def mla_decode(

@@ -16,7 +16,7 @@ from triton.language.extra import cuda
 
 FUSED_PARTS = 64
 """Up to which one launch merges and multiplies, for a single token."""
-SUMMED = 8192
+SUMMED = 4096
 """Elements of parts that a program of `_sum` holds."""
 
 
@@ -53,7 +53,7 @@ def choose_merge(tokens: int, parts: int) -> Merge:
     if tokens > 1:
         return Merge(False, 16, 32, 4)
     if parts > FUSED_PARTS:
-        return Merge(False, 1, 16, 4)
+        return Merge(False, 1, 8, 4)
     return Merge(True, 1, 8, 4) if parts <= 32 else Merge(True, 1, 16, 8)
 
 
