@@ -41,7 +41,9 @@ def ops(
                 for arch in Arch
             ]
             table.add_row(full, implementation.name, *states)
-    Console().print(table)
+    console = Console()
+    console.width = max(console.width, console.measure(table).maximum)  # names stay whole
+    console.print(table)
 
 
 def _entries(chosen: dict[str, Op[..., Any]]) -> list[dict[str, str]]:
