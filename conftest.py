@@ -54,6 +54,10 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_unconfigure():
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter):
     reports = [str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])]
     on_gpu = sum(REASON in report for report in reports)

@@ -63,7 +63,7 @@ def test_require_exits_with_the_trace(capsys):
     ("arguments", "code", "message"),
     [
         (["--mode", "sometimes"], 2, "sometimes"),
-        (["--layout", "tp3"], 1, "by tp 3; layouts that fit: tp1, tp2, tp4"),
+        (["--layout", "tp3"], 1, "by moe_tp 3; layouts that fit: tp1, tp2, tp4"),
         (["--layout", "dep4"], 1, "layout dep4: depN (attention_dp=4) is not built; choose tpN, "),
         (["--layout", "helix4"], 1, "layout helix4: helixN (decode_cp=4) is not built; choose"),
         (["--layout", "tp1_dwdp4"], 1, "layout tp1_dwdp4: _dwdpN (distributed_weights=4) is"),
