@@ -149,7 +149,7 @@ def _configs(config_json: Mapping[str, Any], plan: Plan, to: str) -> dict[str, A
 
 def _check_paths(source: Path, target: Path) -> None:
     if not source.is_dir():
-        raise CheckpointError(f"model: {source} is not a directory; pass a checkpoint directory")
+        raise CheckpointError(f"source: {source} is not a directory; pass a checkpoint directory")
     paths = source.resolve(), target.resolve()
     if paths[0] == paths[1]:
         raise ConfigError(f"out: {target} is the source itself; choose another directory")

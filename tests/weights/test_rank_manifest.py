@@ -133,7 +133,7 @@ def test_copies_of_experts_and_of_what_lies_beside_them():
     [
         ("tp5", 0, "does not divide by tp 5"),
         ("tp2", 2, "rank: 2 is outside the 2 of tp2"),
-        ("helix8", 0, "(decode_cp=8) is not built"),
+        ("helix8", 0, r"decode_cp=8\) is not built"),
         ("nothing", 0, "is not a layout name"),
     ],
 )
