@@ -30,7 +30,7 @@ from tercel.runtime.step_work import StepWork
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.targets.binding import counted
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
-from tercel.targets.state import CacheSizes, create_cache
+from tercel.targets.state import CacheSizes, create_cache, create_counters
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.load import dummy_model, load_model
 
@@ -167,6 +167,7 @@ def start_rank(
         verify=table["accept"],
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
+        counters=create_counters(config.max_running, device) if opened.max_drafts else None,
     )
     drafting = None
     if opened.drafter is not None:

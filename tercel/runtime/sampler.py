@@ -15,9 +15,6 @@ from tercel.runtime.edits import Edits
 from tercel.runtime.forced import ForcedAcceptance
 from tercel.runtime.verdict import Outcome, Verdict
 
-COUNTERS = 256
-"""Of op accept: for 128 requests; a step of more takes several launches."""
-
 
 class Sampler:
     """Every rank draws the same tokens: logits, parameters and randomness are equal on all.
@@ -35,10 +32,11 @@ class Sampler:
         verify: Callable[..., tuple[torch.Tensor, ...]] = accept.portable.run,
         rule: str = "match",
         forced: ForcedAcceptance | None = None,
+        counters: torch.Tensor | None = None,
     ) -> None:
         """`illegal_ids` are never drawn: padding, input-only slots, ids without a token; `draw` is
-        an implementation of op sample, `verify` of op accept with its `rule`; `forced` replaces it
-        in benchmarks."""
+        an implementation of op sample, `verify` of op accept with its `rule` and `counters`;
+        `forced` replaces it in benchmarks."""
         self._group = group
         self._device = device
         self._rule = rule
@@ -47,7 +45,7 @@ class Sampler:
         # checking it again would take longer than a greedy draw.
         self._draw = draw
         self._accept = verify
-        self._counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+        self._counters = counters
         self._illegal = on_device(sorted(illegal_ids), torch.int64, device)
 
     def edits(self, plan: StepPlan) -> Edits | None:
