@@ -41,7 +41,7 @@ MAY_SPILL = {
     "prepare": 512,
     "_attend": 512,
     "_attend_parts": 256,
-    "_accept": 128,
+    "_accept": 256,
     "_down_tiles": 72,
     "_gate_up_tiles": 72,
     "_absorb": 64,

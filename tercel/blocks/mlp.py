@@ -10,18 +10,15 @@ from tercel.core.parameters import ExpertWeights, MlpWeights, MoeWeights
 from tercel.core.rank import ExpertPart, Rank
 
 
-def activation(k: SiteTable, gate_up: torch.Tensor, model: ModelConfig) -> torch.Tensor:
-    """[T, 2I] -> [T, I], gate rows first."""
-    if model.hidden_act == "silu":
-        return k.silu_mul(gate_up)  # type: ignore[no-any-return]
-    return k.situ_mul(  # type: ignore[no-any-return]
-        gate_up, beta=model.situ_beta, linear_beta=model.situ_linear_beta
-    )
-
-
 def mlp(k: SiteTable, w: MlpWeights, x: torch.Tensor, model: ModelConfig) -> torch.Tensor:
     """x [T, N] -> the activation [T, I] of this rank's columns, before the down projection."""
-    return activation(k, k.gate_up(x, w.gate_up), model)
+    return k.glu(  # type: ignore[no-any-return]
+        x,
+        w.gate_up,
+        activation=model.hidden_act,
+        beta=model.situ_beta,
+        linear_beta=model.situ_linear_beta,
+    )
 
 
 def moe(
@@ -38,6 +35,9 @@ def moe(
         scaling=model.routed_scaling_factor,
         renormalize=model.moe_renormalize,
     )
+    # Between routing and the experts that it chooses, so that these may read ids before they wait:
+    # the activation waits before it lets the next launch start.
+    shared = mlp(k, w.shared, x, model)
     latent = x if w.down is None else k.latent_down(x, w.down)
     routed = []
     for part in place.expert_parts:
@@ -59,7 +59,7 @@ def moe(
                 linear_beta=model.situ_linear_beta,
             )
         )
-    return routed, mlp(k, w.shared, x, model)
+    return routed, shared
 
 
 def _part_of(w: ExpertWeights, part: ExpertPart) -> ExpertWeights:

@@ -163,11 +163,10 @@ def start_rank(
         groups.tp,
         tokenizer.illegal_ids.union(unwritten),
         device,
-        draw=table["sample"],
-        verify=table["accept"],
+        sites=table,
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
-        counters=create_counters(config.max_running, device) if opened.max_drafts else None,
+        counters=create_counters(config.max_running, opened.max_drafts, device),
     )
     drafting = None
     if opened.drafter is not None:

@@ -84,9 +84,15 @@ CACHE = StateSpec(
 )
 
 
-def create_counters(requests: int, device: torch.device) -> torch.Tensor:
-    """Of op accept, for steps of at most so many requests. Raises ConfigError under capture."""
-    return _meeting_place("counters", requests * MEETINGS, torch.int32, device)
+FILTERS = 3
+"""Counters per row that filters, of ops sample and accept."""
+
+
+def create_counters(requests: int, drafts: int, device: torch.device) -> torch.Tensor:
+    """Of ops sample and accept, for steps of at most so many requests and drafts of each. Raises
+    ConfigError under capture."""
+    each = max(MEETINGS, FILTERS * (1 + drafts))
+    return _meeting_place("counters", requests * each, torch.int32, device)
 
 
 def create_board(requests: int, drafts: int, device: torch.device) -> torch.Tensor:
@@ -102,7 +108,7 @@ _MEETING_ORDER = {
 COUNTERS = StateSpec(
     contents="zeros that count the programs of a launch which have come so far",
     create=create_counters,
-    shared_by=("accept",),
+    shared_by=("sample", "accept"),
     **_MEETING_ORDER,
 )
 BOARD = StateSpec(
@@ -113,9 +119,7 @@ BOARD = StateSpec(
 )
 
 
-def _meeting_place(
-    name: str, count: int, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+def _meeting_place(name: str, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     if _is_capturing():
         raise ConfigError(f"{name}: {_BEFORE_CAPTURE}")
     return torch.zeros(count, dtype=dtype, device=device)

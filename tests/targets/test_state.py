@@ -83,7 +83,7 @@ def test_a_second_kind_of_state_is_created_through_the_same_door():
     assert [x.shape for x in state.values()] == [(2,)] * place.model.num_hidden_layers
 
 
-@pytest.mark.parametrize(("spec", "sizes"), [(COUNTERS, (3,)), (BOARD, (3, 2))])
+@pytest.mark.parametrize(("spec", "sizes"), [(COUNTERS, (3, 2)), (BOARD, (3, 2))])
 def test_places_to_meet_are_zeros_created_before_a_capture(spec, sizes, monkeypatch):
     place = spec.create(*sizes, torch.device("cpu"))
     assert place.numel() >= 3 and not place.any()

@@ -1,4 +1,4 @@
-"""The best of many scores as one integer: the largest is the best score's, the lowest id of equal."""
+"""The best of many scores as one integer: the largest, and of equal scores the lowest id."""
 
 import triton
 import triton.language as tl

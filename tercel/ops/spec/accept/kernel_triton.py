@@ -1,6 +1,6 @@
 """spec/accept in one launch: greedy steps in one pass, others in programs that meet.
 
-Where a request filters, six launches before it drop what the filters drop. Ranks exchange: the
+Where a request filters, two launches before it drop what the filters drop. Ranks exchange: the
 portable form serves groups of them.
 """
 
@@ -8,9 +8,9 @@ import torch
 
 from tercel.core.group import Group
 from tercel.ops.spec.accept import portable
-from tercel.ops.spec.accept.drawn_triton import accept_drawn
-from tercel.ops.spec.accept.filtered_triton import keep_filtered
-from tercel.ops.spec.accept.greedy_triton import accept_greedy
+from tercel.ops.spec.accept.stages.kernel_drawn import accept_drawn
+from tercel.ops.spec.accept.stages.kernel_filtered import keep_filtered
+from tercel.ops.spec.accept.stages.kernel_greedy import accept_greedy
 
 
 def accept(
@@ -47,7 +47,7 @@ def accept(
         accept_greedy(logits, drafts, num_drafts, counters, results)
         return results
     if filtered:
-        logits = keep_filtered(logits, temperature, top_k, top_p, min_p)
+        logits = keep_filtered(logits, temperature, top_k, top_p, min_p, counters)
     proposals = None if rule == "match" else draft_logits
     given = (logits, drafts, proposals, num_drafts, temperature, seeds, positions)
     accept_drawn(*given, rule, counters, results)

@@ -98,7 +98,7 @@ def markov_chain(
             PARTS=triton.next_power_of_2(programs),
             GREEDY=greedy,
             MEETS=meets,
-            AHEAD=meets and 0 < rank and requests <= AHEAD,
+            AHEAD=meets and rank > 0 and requests <= AHEAD,
             num_warps=NUM_WARPS,
             num_stages=1,
             launch_pdl=True,

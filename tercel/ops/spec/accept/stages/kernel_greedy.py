@@ -128,8 +128,6 @@ def _greedy(
         draft = tl.load(drafts + r * G + row, mask=slot, other=0)
         drafted = slot & (row < tl.load(num_drafts + r))
         is_finite = tl.abs(score_of(best)) < float("inf")
-        keep_matches(
-            tokens, accepted, finite, r, id_of(best), is_finite, draft, drafted, G, ROWS
-        )
+        keep_matches(tokens, accepted, finite, r, id_of(best), is_finite, draft, drafted, G, ROWS)
         if SURVEY:
             tl.store(counters + r, 0)
