@@ -7,7 +7,9 @@ execution but for loops, and returns what it finds.
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-LOADS = {"load", "async_copy_global_to_shared"}
+LOADS = {"load"}
+COPIES = {"async_copy_global_to_shared", "async_load", "copy_to_shared"}
+"""Of memory to shared memory: the pointer is their second argument."""
 STORES = {"store", "atomic_add", "atomic_cas", "atomic_xchg"}
 WAITS = {"gdc_wait"}
 TRIGGERS = {"gdc_launch_dependents"}
@@ -130,7 +132,9 @@ def _accesses(
         name = _name(call)
         if name in WAITS:
             return
-        if name in LOADS | STORES and call.args and not _is_shared(call):
+        if name in COPIES:
+            yield call, _root(call.args[1], function, call.lineno), "load"
+        elif name in LOADS | STORES and call.args and not _is_shared(call):
             kind = "load" if name in LOADS else "store"
             yield call, _root(call.args[0], function, call.lineno), kind
         elif name in functions and functions[name] is not function:
