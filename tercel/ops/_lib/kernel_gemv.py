@@ -18,8 +18,10 @@ both factors and the weight keeps its order.
 
 `held`, `ring` and `stream` read weights before the grid-dependency wait, which constants allow, so
 that under programmatic dependent launch the stream starts while the previous kernel still runs; the
-last two also bring x into the L2 cache. `ring` starts the next launch after its own wait, unless
-its share of the weight is small: its shared memory leaves the next one no room before.
+last two also bring x into the L2 cache. They let the next kernel start at once for the same reason,
+but `ring` only where its share of the weight is so small that both fit on a multiprocessor. A gated
+linear unit does so after its wait, so that experts behind it may read the ids of a routing before
+it (targets/launch_order.py).
 """
 
 from typing import Any, NamedTuple
@@ -236,7 +238,7 @@ def _launch(
             "DEPTH": DEPTH,
             "ACROSS": config.across,
             "STAGES": config.ahead + 1,
-            "EARLY": step * config.ahead >= depth,
+            "EARLY": step * config.ahead >= depth and not finished["GLU"],
         }
         grid = (SMS * triton.cdiv(columns, SMS * config.rows),)
         ring[grid](*arguments, TOKENS=8 if tokens <= 8 else 16, **flight, **options, **launched)
@@ -299,12 +301,15 @@ def held(
     first = tl.program_id(0) * OUTPUTS
     row = row_of(first, tl.arange(0, ROWS), columns, ROWS, GLU)
     k = tl.arange(0, WIDTH)
-    cuda.gdc_launch_dependents()
+    if not GLU:
+        cuda.gdc_launch_dependents()
     here = weight + row.to(tl.int64)[:, None] * K + k[None, :]
     rows = tl.load(here, mask=(k < K)[None, :], other=0.0)
     output = (first + tl.arange(0, OUTPUTS))[:, None]
     outputs = columns // 2 if GLU else columns
     cuda.gdc_wait()  # x is the previous kernel's
+    if GLU:
+        cuda.gdc_launch_dependents()
     for token in range(tokens):
         values = tl.load(x + token * x_stride + k, mask=k < K, other=0.0)
         sums = tl.sum(rows.to(tl.float32) * values.to(tl.float32)[None, :], 1)[:, None]
@@ -341,8 +346,11 @@ def wide(
     row = row_of(first, tl.arange(0, ROWS), columns, ROWS, GLU)
     part = tl.program_id(2)
     k = tl.arange(0, DEPTH)
-    cuda.gdc_launch_dependents()
+    if not GLU:
+        cuda.gdc_launch_dependents()
     cuda.gdc_wait()
+    if GLU:
+        cuda.gdc_launch_dependents()
     w = weight + row.to(tl.int64)[:, None] * K + k[None, :] + part * SPAN
     xs = x + tl.minimum(token, tokens - 1)[None, :] * x_stride + k[:, None] + part * SPAN
     if CHAIN >= SPAN:
@@ -403,8 +411,11 @@ def combine(
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real, output = at < size, at % outputs
-    cuda.gdc_launch_dependents()
+    if not GLU:
+        cuda.gdc_launch_dependents()
     cuda.gdc_wait()
+    if GLU:
+        cuda.gdc_launch_dependents()
     if GLU:
         gate = sums + at // outputs * (2 * outputs) + output
         first = _added(gate, real, 2 * size, PARTS, BLOCK).to(dtype).to(tl.float32)
