@@ -54,6 +54,7 @@ MAY_SPILL = {
     "_multiply": 256,
     "_tiles_product": 16,
     "stream": 8,
+    "ring": 40,
     "_mix": 16,
     "_chain": 24,
 }
