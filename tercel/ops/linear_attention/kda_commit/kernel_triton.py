@@ -24,7 +24,7 @@ from tercel.ops._lib.kernel_prefetch import prefetch
 
 TILES: tuple[tuple[int, Tiles], ...] = (
     (16, Tiles(tile=16, parts=2, warps=4, prefetch=True)),
-    (1 << 30, Tiles(tile=32, parts=4, warps=4)),
+    (1 << 30, Tiles(tile=32, parts=4, warps=4, prefetch=True)),
 )
 """By the most rows times heads, measured on an H200."""
 
