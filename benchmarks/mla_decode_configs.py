@@ -22,9 +22,9 @@ from tercel.contract.bench import COLD_BYTES
 from tercel.contract.check import draw
 from tercel.contract.compare import measure
 from tercel.contract.timing import Work, copy_bandwidth, in_graph, interleave
+from tercel.ops._lib.kernel_latent_merge import Config, Merge, Where, merge
 from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_decode.bench import BENCH, flash_mla
-from tercel.ops.attention.mla_decode.kernel_merge import Config, Merge, Where, merge
 from tercel.ops.attention.mla_decode.kernel_triton import attend
 
 SHOWN = 6

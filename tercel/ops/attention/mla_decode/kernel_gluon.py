@@ -18,14 +18,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra import cuda
 
-from tercel.ops.attention.mla_decode import kernel_triton
-from tercel.ops.attention.mla_decode.kernel_merge import (
+from tercel.ops._lib.kernel_latent_merge import (
     FUSED_PARTS,
     Config,
     Where,
     choose_merge,
     merge,
 )
+from tercel.ops.attention.mla_decode import kernel_triton
 from tercel.ops.attention.mla_decode.kernel_triton import LOG2_E, MOST_PARTS, PROGRAMS, SMALLEST
 
 # Triton 3.9 has renamed it.

@@ -1,4 +1,4 @@
-"""attention/mla_decode: parts of every row's context, which kernel_merge.py makes one of.
+"""attention/mla_decode: parts of every row's context, of which _lib/kernel_latent_merge makes one.
 
     _attend_parts  s = scale * entry . query of a part's entries, mixed = softmax(s) . entries
 
@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops.attention.mla_decode.kernel_merge import (
+from tercel.ops._lib.kernel_latent_merge import (
     FUSED_PARTS,
     Config,
     Where,

@@ -179,11 +179,11 @@ class TestTriton:
     @pytest.mark.parametrize("parts", [1, 3, 40])
     @pytest.mark.parametrize("fused", [False, True])
     def test_any_number_of_parts(self, monkeypatch, parts, fused):
-        from tercel.ops.attention.mla_decode import kernel_merge
+        from tercel.ops._lib import kernel_latent_merge
         from tercel.ops.attention.mla_decode import kernel_triton as module
 
-        config = kernel_merge.Config(16, 8, 4, 1, parts, 2)
-        merge = kernel_merge.Merge(fused, 1, 8, 4)
+        config = kernel_latent_merge.Config(16, 8, 4, 1, parts, 2)
+        merge = kernel_latent_merge.Merge(fused, 1, 8, 4)
         monkeypatch.setattr(module, "choose", lambda *_: config)
         monkeypatch.setattr(module, "choose_merge", lambda *_: merge)
         check_cell(mla_decode, SMALL, "triton")

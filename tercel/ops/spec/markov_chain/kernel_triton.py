@@ -34,8 +34,6 @@ LEAST = 64
 CHUNK = 64
 """Of the rank, per product."""
 NUM_WARPS = 8
-AHEAD = 8
-"""Requests up to which every program's best has its row of w1 brought near: one will be it."""
 FIRST_STREAM = tl.constexpr(int(Stream.DRAFT))
 
 
@@ -98,7 +96,6 @@ def markov_chain(
             PARTS=triton.next_power_of_2(programs),
             GREEDY=greedy,
             MEETS=meets,
-            AHEAD=meets and rank > 0 and requests <= AHEAD,
             num_warps=NUM_WARPS,
             num_stages=1,
             launch_pdl=True,
@@ -199,7 +196,6 @@ def _chain(
     PARTS: tl.constexpr,
     GREEDY: tl.constexpr,
     MEETS: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):
     """Slots first .. last - 1; the last draft is chosen where slot SLOTS would begin."""
     part, programs = tl.program_id(0), tl.num_programs(0)
@@ -295,12 +291,6 @@ def _chain(
                 tl.store(board + own, _wide_word(top), mask=real)
                 ids = board + SLOTS * requests * programs
                 tl.store(ids + own, index.to(tl.int64) + 1, mask=real)
-            if AHEAD:
-                mine = id_of(words) if GREEDY else index.to(tl.int64)
-                for chunk in tl.static_range(CHUNKS):
-                    k = chunk * CHUNK + tl.arange(0, CHUNK)
-                    here = w1 + mine[:, None] * D + k[None, :]
-                    tl.load(here, mask=real[:, None] & (k < D)[None, :], volatile=True)
     if (part == 0) & ((last > SLOTS) | MEETS):
         for g in range(groups):
             request = g * BATCH + tl.arange(0, BATCH)

@@ -11,9 +11,9 @@ from triton.language.extra import cuda
 from tercel.ops._lib.kernel_best import NEVER, id_of, score_of, word
 from tercel.ops._lib.kernel_meeting import arrive, can_meet
 
-BLOCK = 4096
+BLOCK = 8192
 """Logits of a program."""
-NUM_WARPS = 8
+NUM_WARPS = 16
 
 
 def accept_greedy(
