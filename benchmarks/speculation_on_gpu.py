@@ -35,7 +35,7 @@ from tercel.targets.recording import Recorder
 
 DRAFTER = ROOT / "checkpoints/nano-dspark"
 GREEDY = SamplingParams(temperature=0, max_tokens=300)
-OPTIONS: dict[str, Any] = {"max_running": 8, "max_model_len": 1024, "max_step_tokens": 2048}
+OPTIONS: dict[str, Any] = {"max_model_len": 1024, "max_step_tokens": 2048}
 CONTEXT = 128
 """Tokens before a step whose bytes are counted."""
 
@@ -170,7 +170,8 @@ def main(
     device: str = "cuda",
 ) -> None:
     """Race drafting steps against plain ones and write down both."""
-    started, options = time.monotonic(), {**OPTIONS, "device": device}
+    sizes = [int(size) for size in batches.split(",")]
+    started, options = time.monotonic(), {**OPTIONS, "device": device, "max_running": max(sizes)}
     engines = {
         "plain": LLM(model, **options),
         "drafted": LLM(model, drafter=str(drafter), **options),
@@ -181,7 +182,7 @@ def main(
     rate = copy_bandwidth(1 << 30, device=device)
     prompts = prompts_of(plain.tokenizer, problems)
     for llm in engines.values():
-        answer(llm, prompts[:8], Pace())
+        answer(llm, prompts[: max(sizes)], Pace())
     typer.echo(f"ready in {time.monotonic() - started:.1f} s, copy {rate / 1e9:.0f} GB/s")
     count = drafted.engine._speculation.limit(1)  # type: ignore[union-attr]
     captured = {name: engines[name].engine._runner._graphs for name in ("plain", "drafted")}  # type: ignore[attr-defined]
@@ -191,7 +192,7 @@ def main(
         "graphs": {name: {"count": len(g), "seconds": g.seconds} for name, g in captured.items()},
         "batches": {},
     }
-    for batch in map(int, batches.split(",")):
+    for batch in sizes:
         few = prompts[: 4 * batch]
         _, slow = race({"op by op": engines["op by op"]}, few, batch)
         paces, rates = race({"plain": plain, "drafted": drafted}, prompts, batch)

@@ -10,7 +10,7 @@ from tercel.config import EngineConfig
 from tercel.core.arch import Arch, arch_of
 from tercel.core.drafter import DrafterConfig
 from tercel.core.drafter_formats import read_drafter_config
-from tercel.core.layout import Layout
+from tercel.core.layout import Axis, Layout
 from tercel.core.model import ModelConfig
 from tercel.runtime.draft_runner import DraftRunner, TapBuffer
 from tercel.runtime.proposals import SUFFIX, SUFFIX_DRAFTS
@@ -19,7 +19,7 @@ from tercel.targets.load import Plan
 from tercel.targets.program import Program
 from tercel.targets.state import CacheSizes, create_drafter_cache
 from tercel.weights.checkpoint import Checkpoint
-from tercel.weights.drafter import load_drafter
+from tercel.weights.drafter import StoredTable, load_drafter
 from tercel.weights.drafter_table import check_drafter_layout
 from tercel.weights.fingerprint import fingerprint
 
@@ -90,11 +90,16 @@ def _load(
             config.drafter,
             config.model,
         )
-    embed, head = _whole_embedding(target, program, **kind), program.weights.head
+    (name,) = (name for name in target.tensors if name.endswith("embed_tokens.weight"))
+    table = StoredTable(target, name)
+    embed, head = program.weights.embed, program.weights.head
     assert head is not None, "the last stage holds the head"
+    if embed is None:  # the first stage's
+        own = place.layout.local_range(Axis.VOCAB, place.rank, place.model.vocab_size)
+        embed = table[own.start : own.stop].to(**kind)
     assert config.drafter is not None
     checkpoint, rank = Checkpoint.open(config.drafter), place.rank % place.layout.tp
-    weights = load_drafter(checkpoint, drafter, place.layout, rank, embed=embed, **kind)
+    weights = load_drafter(checkpoint, drafter, place.layout, rank, embed=table, **kind)
     return create_drafter(
         DrafterPlan(
             row=plan.route.row,
@@ -107,13 +112,3 @@ def _load(
             counts=program.counts,
         )
     )
-
-
-def _whole_embedding(
-    target: Checkpoint, program: Program, *, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """The target's table, of which ranks of larger layouts hold a part or nothing."""
-    if program.place.layout.world_size == 1 and program.weights.embed is not None:
-        return program.weights.embed
-    (name,) = (name for name in target.tensors if name.endswith("embed_tokens.weight"))
-    return target.reader().tensor(name).to(device, dtype)

@@ -159,8 +159,11 @@ class Server:
         block = Block(anchors, torch.tensor(lengths), self.table, self.case.drafts)
         sampling = DraftSampling(torch.zeros(3), torch.zeros(3, dtype=torch.int64), greedy=True)
         config, group, w = self.case.config, self.group, self.w
-        hidden = run_block(K, group, w, config, self.case.embed, block, self.cache)
-        head = self.case.head.chunk(group.world_size)[group.rank].contiguous()
+        embed, head = (
+            table.chunk(group.world_size)[group.rank].contiguous()
+            for table in (self.case.embed, self.case.head)
+        )
+        hidden = run_block(K, group, w, config, embed, block, self.cache)
         tokens, logits = draft(K, group, w, hidden, head, block, sampling)
         result = {"hidden": hidden, "tokens": tokens, "logits": group.all_gather(logits, -1)}
         if config.confidence_head:

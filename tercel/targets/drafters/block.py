@@ -24,6 +24,8 @@ from tercel.targets.drafters import DrafterPlan
 from tercel.targets.recording import Recorder, RecordingGroup, Refused
 
 _LOG = logging.getLogger(__name__)
+COUNTERS = 256
+"""More than the longest block and than the programs that a kernel lets meet."""
 PAGE = 64
 """Tokens of a page while recording; no kernel depends on it."""
 
@@ -37,7 +39,7 @@ class BlockDrafter:
     """Sites of at most MAX_ROWS rows."""
     many: SiteTable
     counters: torch.Tensor
-    """As of markov_chain; one step after the other uses them."""
+    """As of markov_chain and context_kv, whose launches follow one another."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -56,7 +58,8 @@ class BlockDrafter:
     ) -> None:
         p = self.plan
         k = self._sites(len(taps))
-        blocks.write_context(k, p.group, p.weights, p.config, taps, positions, slot_mapping, cache)
+        given = (taps, positions, slot_mapping, cache, self.counters)
+        blocks.write_context(k, p.group, p.weights, p.config, *given)
 
     def draft(
         self, block: Block, sampling: DraftSampling, cache: DrafterCache
@@ -81,7 +84,7 @@ def create(plan: DrafterPlan) -> BlockDrafter:
     for item in few.values():
         _LOG.info("drafter.%s: %s %s", item.site, item.op.name, item.reason)
     few_table, many_table = (counted_table(x, plan.counts, prefix="drafter.") for x in (few, many))
-    counters = torch.zeros(plan.config.block_size, dtype=torch.int32, device=plan.embed.device)
+    counters = torch.zeros(COUNTERS, dtype=torch.int32, device=plan.embed.device)
     return BlockDrafter(plan, few_table, many_table, counters)
 
 

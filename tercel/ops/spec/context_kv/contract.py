@@ -42,6 +42,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "eps": 1e-5,
         "rope_scale": cell.get("rope_scale", 1.0),
         "interleaved": cell.get("interleaved", False),
+        "counters": make.integers(layers * 2 * kv_heads * -(-tokens // 8), low=0, high=1, dtype="i32"),
     }
 
 
@@ -68,6 +69,7 @@ CONTRACT = Contract(
         "D": "channels of a head",
         "PS": "tokens of a page",
         "PAGES": "pages of the pool",
+        "COUNTERS": "where programs of a launch meet",
     },
     args={
         "x": Arg("T N", layout="rows"),
@@ -80,6 +82,7 @@ CONTRACT = Contract(
         "eps": Value(float, "of the norm of keys"),
         "rope_scale": Value(float, "of cos and sin; 1 without YaRN"),
         "interleaved": Value(bool, "whether neighbouring channels turn together"),
+        "counters": Arg("COUNTERS", "i32", optional=True),
     },
     returns={},
     where=("D % 2 == 0",),
@@ -89,6 +92,7 @@ CONTRACT = Contract(
     cells=(
         Cell("nano, a verify step", ("tp1",), T=8, N=256, L=2, KV=2, D=64, PS=16, PAGES=4),
         Cell("nano, prefill", ("tp1",), T=65, N=256, L=2, KV=2, D=64, PS=16, PAGES=6),
+        Cell("a hidden size among programs", T=3, N=1040, L=1, KV=1, D=64, PS=4, PAGES=3),
         Cell("rank of 16", ("tp16_moetp4ep4",), T=8, N=7168, L=5, KV=1, D=64, PS=64, PAGES=3),
         Cell(
             "neighbouring pairs and a YaRN scale",
@@ -114,6 +118,7 @@ CONTRACT = Contract(
     ),
     hazards=(
         Hazard("aliasing", "two tokens at one live position race; nothing raises"),
+        Hazard("aliasing", "two calls at once on the same counters mix their sums", ("counters",)),
         Hazard("capacity", "positions outside the pool are undefined; nothing raises"),
         Hazard("silent_input", "positions off by one draft badly; nothing raises", ("positions",)),
         Hazard(
