@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tercel.blocks.sites import SiteTable
+from tercel.blocks.sites import SiteTable, for_few_rows
 from tercel.contract import Op
 from tercel.core.cache import DrafterCache
 from tercel.core.drafter import DrafterConfig, GqaShape, MlaShape
@@ -18,15 +18,14 @@ from tercel.core.drafter_parameters import DrafterLayerWeights, DrafterWeights, 
 from tercel.core.drafting import Block, DraftSampling
 from tercel.core.group import Group
 from tercel.core.parameters import MlaWeights
-from tercel.ops.activation.silu_mul import silu_mul
 from tercel.ops.attention.block_attention import block_attention
 from tercel.ops.attention.block_attention_qk_norm_rope import block_attention_qk_norm_rope
 from tercel.ops.attention.mla_query_rope import mla_query_rope
 from tercel.ops.gemm.embedding import embedding
-from tercel.ops.gemm.gemv import gemv
 from tercel.ops.gemm.head_linear import head_linear
 from tercel.ops.gemm.linear import linear
 from tercel.ops.gemm.linear_f32 import linear_f32
+from tercel.ops.gemm.linear_glu import linear_glu
 from tercel.ops.gemm.lm_head import lm_head
 from tercel.ops.norm.add_rms_norm import add_rms_norm
 from tercel.ops.norm.embed_rms_norm import embed_rms_norm
@@ -51,8 +50,7 @@ SITES: Mapping[str, Op[..., Any]] = {
     "mla_value": head_linear,
     "o_proj": linear,
     "add_norm": add_rms_norm,
-    "gate_up": linear,
-    "silu_mul": silu_mul,
+    "glu": linear_glu,
     "down": linear,
     "head": lm_head,
     "markov_chain": markov_chain,
@@ -60,10 +58,7 @@ SITES: Mapping[str, Op[..., Any]] = {
 }
 """Site to op, for tercel.blocks.sites.table."""
 
-FEW_ROWS: Mapping[str, Op[..., Any]] = {
-    **SITES,
-    **{site: gemv for site, op in SITES.items() if op is linear},
-}
+FEW_ROWS = for_few_rows(SITES)
 """The same for as few rows as gemv serves."""
 
 
@@ -113,7 +108,7 @@ def run_block(
         core = _attention(k, w, config, index, x, block, cache.pages[index])
         reduced = group.all_reduce(k.o_proj(core, layer.attention.o_proj))
         x, h = k.add_norm(reduced, h, layer.post_attention_norm, eps=eps)
-        activation = k.silu_mul(k.gate_up(x, layer.mlp.gate_up))
+        activation = k.glu(x, layer.mlp.gate_up, activation="silu", beta=None, linear_beta=None)
         reduced = group.all_reduce(k.down(activation, layer.mlp.down))
         x, h = k.add_norm(reduced, h, norm, eps=eps)
     if config.anchor_predicts:

@@ -10,18 +10,15 @@ from tercel.core.parameters import ExpertWeights, MlpWeights, MoeWeights
 from tercel.core.rank import ExpertPart, Rank
 
 
-def activation(k: SiteTable, gate_up: torch.Tensor, model: ModelConfig) -> torch.Tensor:
-    """[T, 2I] -> [T, I], gate rows first."""
-    if model.hidden_act == "silu":
-        return k.silu_mul(gate_up)  # type: ignore[no-any-return]
-    return k.situ_mul(  # type: ignore[no-any-return]
-        gate_up, beta=model.situ_beta, linear_beta=model.situ_linear_beta
-    )
-
-
 def mlp(k: SiteTable, w: MlpWeights, x: torch.Tensor, model: ModelConfig) -> torch.Tensor:
     """x [T, N] -> the activation [T, I] of this rank's columns, before the down projection."""
-    return activation(k, k.gate_up(x, w.gate_up), model)
+    return k.glu(  # type: ignore[no-any-return]
+        x,
+        w.gate_up,
+        activation=model.hidden_act,
+        beta=model.situ_beta,
+        linear_beta=model.situ_linear_beta,
+    )
 
 
 def moe(

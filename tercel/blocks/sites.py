@@ -10,16 +10,16 @@ from typing import Any
 
 from tercel.contract import Op
 from tercel.core.step import StepClass
-from tercel.ops.activation.silu_mul import silu_mul
-from tercel.ops.activation.situ_mul import situ_mul
 from tercel.ops.attention.mla_append import mla_append
 from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_prefill import mla_prefill
 from tercel.ops.attention.mla_query_append import mla_query_append
 from tercel.ops.gemm.embedding import embedding
 from tercel.ops.gemm.gemv import gemv
+from tercel.ops.gemm.gemv_glu import gemv_glu
 from tercel.ops.gemm.linear import linear
 from tercel.ops.gemm.linear_f32 import linear_f32
+from tercel.ops.gemm.linear_glu import linear_glu
 from tercel.ops.gemm.lm_head import lm_head
 from tercel.ops.linear_attention.causal_conv1d import causal_conv1d
 from tercel.ops.linear_attention.kda_decode import kda_decode
@@ -62,9 +62,7 @@ SITES: Sites = {
     "mla_query_append": mla_query_append,
     "mla_decode": mla_decode,
     "o_proj": linear,
-    "gate_up": linear,
-    "situ_mul": situ_mul,
-    "silu_mul": silu_mul,
+    "glu": linear_glu,
     "down": linear,
     "router": linear_f32,
     "route": route,
@@ -77,10 +75,13 @@ SITES: Sites = {
     "head": lm_head,
 }
 
-_DECODE: Sites = {
-    **{site: gemv for site, op in SITES.items() if op is linear},
-    "experts": experts_decode,
-}
+_FEW_ROWS: Mapping[Op[..., Any], Op[..., Any]] = {linear: gemv, linear_glu: gemv_glu}
+
+
+def for_few_rows(sites: Sites) -> Sites:
+    """The same with linear ops in their forms for as few rows as a decode step has."""
+    return {site: _FEW_ROWS.get(op, op) for site, op in sites.items()}
+
 
 WEIGHTS: Mapping[str, tuple[str, ...]] = {
     "kda_proj": ("KdaWeights.proj",),
@@ -89,7 +90,7 @@ WEIGHTS: Mapping[str, tuple[str, ...]] = {
     "mla_proj": ("MlaWeights.proj",),
     "mla_q_b": ("MlaWeights.q_b",),
     "o_proj": ("KdaWeights.o_proj", "MlaWeights.o_proj"),
-    "gate_up": ("MlpWeights.gate_up",),
+    "glu": ("MlpWeights.gate_up",),
     "down": ("MlpWeights.down",),
     "router": ("MoeWeights.router",),
     "latent_down": ("MoeWeights.down",),
@@ -103,7 +104,7 @@ WEIGHTS: Mapping[str, tuple[str, ...]] = {
 def sites(step_class: StepClass) -> Sites:
     """The op behind each site in steps of `step_class`: decode steps have forms of their own."""
     few_tokens = step_class in (StepClass.DECODE, StepClass.VERIFY)
-    return {**SITES, **_DECODE} if few_tokens else SITES
+    return {**for_few_rows(SITES), "experts": experts_decode} if few_tokens else SITES
 
 
 def table(bound: Mapping[str, Callable[..., Any]]) -> SiteTable:

@@ -8,20 +8,28 @@ import pytest
 from benchmarks import gpu_page, svg
 from tercel.contract import Cell
 from tercel.contract.bench import Bench, Goal
-from tercel.contract.receipt import Ceilings, CellResult, CellTime, Receipt, ResultError
+from tercel.contract.receipt import (
+    Ceilings,
+    CellResult,
+    CellTime,
+    Receipt,
+    ResultError,
+    Status,
+)
 from tercel.core.arch import Arch
+from tercel.ops.catalog import catalog
 
 CELLS = (Cell("a small one", T=1, N=64), Cell("a large one", T=64, N=7168))
 BENCH = Bench(CELLS, goals=(Goal(3.0, T=1), Goal("best peer", T=64)))
 
 
-def receipt(**large) -> Receipt:
+def receipt(op="rms_norm", implementation="triton", **large) -> Receipt:
     error = ResultError(0.5, 1.0, 0.1, 0.8)
     small = CellTime(2.5, 2.4, 2.6, 10**6, 10**6, baselines_us={"torch": 5.0})
     times = (small, CellTime(20.0, 19.0, 21.0, 8 * 10**7, 10**6, **large))
     return Receipt(
-        op="rms_norm",
-        implementation="triton",
+        op=op,
+        implementation=implementation,
         arch=Arch.SM_90,
         world_size=1,
         content_hash="0" * 64,
@@ -37,13 +45,15 @@ def receipt(**large) -> Receipt:
 
 @pytest.fixture
 def held(monkeypatch):
-    """Makes the page see one receipt."""
+    """Makes the page see one op and its receipts, those of `stale` kernels without hold."""
 
-    def hold(found):
+    def hold(*found, name="norm/rms_norm", stale=()):
         gpu_page.timed.cache_clear()
-        monkeypatch.setattr(gpu_page, "receipts", lambda: [("norm/rms_norm", found)])
+        states = {True: Status.STALE, False: Status.CERTIFIED}
+        monkeypatch.setattr(gpu_page, "receipts", lambda: [(name, each) for each in found])
         monkeypatch.setattr(gpu_page, "bench_of", lambda op: BENCH)
-        monkeypatch.setattr(gpu_page, "status", lambda *_: "certified")
+        monkeypatch.setattr(gpu_page, "status", lambda op, kernel, arch: states[kernel in stale])
+        monkeypatch.setattr(gpu_page, "catalog", lambda: {name: catalog()[name]})
 
     yield hold
     gpu_page.timed.cache_clear()
@@ -60,6 +70,26 @@ def test_goals_are_met_missed_or_not_run(held, tmp_path):
     page = gpu_page.render(tmp_path / "none.json")
     assert "| best peer | 20.00 | not run |" in page
     assert "fla not run" in page
+
+
+def test_a_named_goal_counts_once_whatever_kernels_there_are(held, tmp_path):
+    """It is met or missed by the kernel that is bound: gemv's first is gluon, while it holds."""
+    kernels = [receipt("gemv", "triton", peers_us={"fla": 16.0}), receipt("gemv", "gluon")]
+    held(*kernels, name="gemm/gemv")
+    page = gpu_page.render(tmp_path / "none.json")
+    assert "1 of 2 are met; of all kernels' 4 timed cells 2" in page
+    assert f"| gemv | gluon | {CELLS[0]} | 3.00 | 2.50 | met (0.83) |" in page
+    assert f"| gemv | gluon | {CELLS[1]} | best peer | 20.00 | not run |" in page
+    held(*kernels, name="gemm/gemv", stale=("gluon",))
+    page = gpu_page.render(tmp_path / "none.json")
+    assert f"| gemv | triton | {CELLS[1]} | 16.00 | 20.00 | **missed** (1.25) |" in page
+
+
+def test_a_named_goal_that_nothing_was_timed_for_is_shown(held, tmp_path):
+    held()
+    page = gpu_page.render(tmp_path / "none.json")
+    assert "0 of 2 are met" in page
+    assert f"| rms_norm |  | {CELLS[0]} | 3.0 |  | not run |" in page
 
 
 DECODED = {

@@ -60,9 +60,10 @@ def test_certified_kernels_that_serve_the_sizes_are_bound(monkeypatch):
     certify(monkeypatch)
     plan = plan_of()
     few, many = block.bind_drafter(plan, rows=1), block.bind_drafter(plan, rows=65)
-    for site in ("context_fc", "proj", "o_proj", "gate_up", "down"):
+    for site in ("context_fc", "proj", "o_proj", "down"):
         assert (few[site].op.name, few[site].implementation.name) == ("gemv", "triton")
         assert (many[site].op.name, many[site].implementation.name) == ("linear", "portable")
+    assert (few["glu"].op.name, many["glu"].op.name) == ("gemv_glu", "linear_glu")
     for bound in (few, many):
         kernels = {item.site for item in bound.values() if "triton" in item.op.implementations}
         assert {x for x in bound if bound[x].implementation.name == "triton"} == kernels

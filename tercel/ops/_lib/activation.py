@@ -20,3 +20,13 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """act(act(silu(gate)) * up)."""
     gate, up = gate_up.chunk(2, -1)
     return torch.nn.functional.silu(gate).mul_(up)
+
+
+def activate(
+    gate_up: torch.Tensor, name: str, beta: float | None, linear_beta: float | None
+) -> torch.Tensor:
+    """The gated product of [..., 2 * I] by situ or silu, rounded to act."""
+    if name == "silu":
+        return silu_mul(gate_up)
+    assert beta is not None, "contracts refuse situ without beta"
+    return situ_mul(gate_up, beta, linear_beta)

@@ -3,7 +3,6 @@
 import torch
 
 from tercel.core import mxfp4, nvfp4
-from tercel.ops._lib import activation
 from tercel.ops._lib.dtypes import wide
 
 Weights = tuple[torch.Tensor, None, torch.Tensor, None, None, None]
@@ -51,16 +50,6 @@ def local_experts(
     local = ids - first_expert if first_expert else ids
     index = local.clamp(0, num_experts - 1)
     return index, weights.masked_fill(index != local, 0.0)
-
-
-def activate(
-    gate_up: torch.Tensor, name: str, beta: float | None, linear_beta: float | None
-) -> torch.Tensor:
-    """The gated product of [..., 2 * I], rounded to act."""
-    if name == "silu":
-        return activation.silu_mul(gate_up)
-    assert beta is not None, "the contract refuses situ without beta"
-    return activation.situ_mul(gate_up, beta, linear_beta)
 
 
 def combine(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

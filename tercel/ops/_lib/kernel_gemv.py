@@ -1,6 +1,6 @@
 """Products of at most 64 rows with a large weight. What bounds them is the stream of the weight.
 
-    y = x [tokens, K] @ weight [columns, K]^T       fp32 sums; then as `finish` says
+    y = epilogue(x [tokens, K] @ weight [columns, K]^T)       fp32 sums; see `Epilogue`
 
 - `held` keeps whole rows of the weight in registers, for one token: nothing but the last sum passes
   through shared memory, and there are as many programs as a small weight needs.
@@ -9,18 +9,24 @@
   take: the weight passes through shared memory, where all tokens read it.
 - `combine` adds the parts of a product whose K is divided among programs, in one order.
 
+With a gated linear unit the first half of the weight's rows are gates and the second half what they
+gate. A program's tile is then half gate rows and half up rows of the same outputs, so that it holds
+both factors and the weight keeps its order.
+
 `held` and `stream` read weights before the grid-dependency wait, which constants allow, so that
 under programmatic dependent launch the stream starts while the previous kernel still runs.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from tercel.ops._lib.kernel_activation import Activation, activate, activation_options
 from tercel.ops._lib.kernel_gemv_stream import DEPTH, stream
+from tercel.ops._lib.kernel_gemv_tile import gated_halves, row_of
 
 COUNTS = ("tokens", "columns", "sigmoid_from")
 """One build serves every value of these."""
@@ -42,6 +48,22 @@ TYPES = {
     torch.float16: tl.float16,
     torch.float32: tl.float32,
 }
+
+
+class Epilogue(NamedTuple):
+    """What becomes of the sums."""
+
+    sigmoid_from: int | None = None
+    """Columns from here on pass through a sigmoid, which reads the rounded sums."""
+    activation: Activation | None = None
+    """Of a gated linear unit, whose factors are the rounded sums; y then has half the columns."""
+    rounded: bool = True
+    """Whether sums are rounded to the dtype of x; without it they are the result."""
+    dtype: torch.dtype | None = None
+    """Of the result; None: that of x."""
+
+
+PLAIN = Epilogue()
 
 
 class Config(NamedTuple):
@@ -94,39 +116,65 @@ def _stream_config(columns: int, depth: int, narrow: bool) -> Config:
 
 
 def product(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    *,
-    sigmoid_from: int | None = None,
-    rounded: bool = True,
-    dtype: torch.dtype | None = None,
-    streams: bool,
+    x: torch.Tensor, weight: torch.Tensor, epilogue: Epilogue = PLAIN, *, streams: bool
 ) -> torch.Tensor:
-    """[tokens, columns] of `dtype`, by default that of x; see `finish` for the other arguments."""
+    """[tokens, columns], half as many with a gated linear unit; `streams` allows `stream`."""
     streams = streams and x.dtype in (torch.bfloat16, torch.float16)
     config = choose(len(x), len(weight), x.shape[1], streams=streams)
-    return launch(x, weight, config, sigmoid_from=sigmoid_from, rounded=rounded, dtype=dtype)
+    return launch(x, weight, config, epilogue)
 
 
 def launch(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    config: Config,
-    *,
-    sigmoid_from: int | None = None,
-    rounded: bool = True,
-    dtype: torch.dtype | None = None,
+    x: torch.Tensor, weight: torch.Tensor, config: Config, epilogue: Epilogue = PLAIN
 ) -> torch.Tensor:
     """`product` in `config`, whichever it is."""
-    (tokens, depth), columns = x.shape, len(weight)
-    y = torch.empty(tokens, columns, dtype=dtype or x.dtype, device=x.device)
+    tokens, columns = len(x), len(weight)
+    glu = epilogue.activation is not None
+    outputs = columns // 2 if glu else columns
+    y = torch.empty(tokens, outputs, dtype=epilogue.dtype or x.dtype, device=x.device)
     if y.numel() == 0:
         return y
-    gate = columns if sigmoid_from is None else sigmoid_from
-    whole = config.split == 1
-    into = y if whole else y.new_empty(config.split, tokens, columns, dtype=torch.float32)
-    arguments = (x, weight, into, tokens, columns, x.stride(0), gate)
-    options = {"K": depth, "ROWS": config.rows, "ROUND": rounded and whole}
+    gate = columns if epilogue.sigmoid_from is None else epilogue.sigmoid_from
+    finished = {
+        "ROUND": epilogue.rounded,
+        "GLU": glu,
+        **activation_options(epilogue.activation),
+    }
+    if config.split == 1:
+        _launch(x, weight, y, gate, config, epilogue.rounded, finished)
+        return y
+    sums = y.new_empty(config.split, tokens, columns, dtype=torch.float32)
+    as_they_are = {**finished, "ROUND": False, "GLU": False}
+    _launch(x, weight, sums, gate, config, epilogue.rounded, as_they_are)
+    combine[(triton.cdiv(y.numel(), BLOCK),)](
+        sums,
+        y,
+        y.numel(),
+        outputs,
+        gate,
+        PARTS=config.split,
+        BLOCK=BLOCK,
+        dtype=TYPES[x.dtype],
+        num_warps=4,
+        launch_pdl=True,
+        **finished,
+    )
+    return y
+
+
+def _launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    y: torch.Tensor,
+    gate: int,
+    config: Config,
+    rounded: bool,
+    finished: dict[str, Any],
+) -> None:
+    """The kernel of `config`; `rounded` says whether its sums are, here or when parts are added."""
+    (tokens, depth), columns = x.shape, len(weight)
+    arguments = (x, weight, y, tokens, columns, x.stride(0), gate)
+    options = {"K": depth, "ROWS": config.rows, **finished}
     launched = {"num_warps": config.warps, "launch_pdl": True}
     row_programs = triton.cdiv(columns, config.rows)
     span = depth // config.split
@@ -144,39 +192,37 @@ def launch(
         tile = {"TOKENS": width, "DEPTH": 256 // x.element_size(), "STAGES": config.ahead}
         grid = (triton.cdiv(tokens, width), row_programs, config.split)
         wide[grid](*arguments, SPAN=span, CHAIN=chain, **tile, **options, **launched)
-    if not whole:
-        combine[(triton.cdiv(y.numel(), BLOCK),)](
-            into,
-            y,
-            y.numel(),
-            columns,
-            gate,
-            PARTS=config.split,
-            BLOCK=BLOCK,
-            ROUND=rounded,
-            dtype=TYPES[x.dtype],
-            num_warps=4,
-            launch_pdl=True,
-        )
-    return y
 
 
 @triton.jit
-def finish(sums, is_gate, ROUND: tl.constexpr, dtype: tl.constexpr):
-    """With ROUND the sums rounded to `dtype`, and the sigmoid of that where `is_gate`; without it
-    the sums themselves."""
-    if ROUND:
-        sums = sums.to(dtype)
-        gate = 1 / (1 + tl.exp(-sums.to(tl.float32)))
-        sums = tl.where(is_gate, gate.to(dtype), sums)
-    return sums
+def finish(
+    sums,
+    output,
+    sigmoid_from,
+    ROUND: tl.constexpr,
+    GLU: tl.constexpr,
+    BETA: tl.constexpr,
+    LINEAR_BETA: tl.constexpr,
+    act: tl.constexpr,
+):
+    """What an `Epilogue` makes of a tile's sums [rows, tokens]: [outputs, tokens], at columns
+    `output` [outputs, 1] of y."""
+    if GLU:
+        result = gated_halves(sums, act, BETA, LINEAR_BETA)
+    elif ROUND:
+        product = sums.to(act)
+        gate = 1 / (1 + tl.exp(-product.to(tl.float32)))
+        result = tl.where(output >= sigmoid_from, gate.to(act), product)
+    else:
+        result = sums
+    return result
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def held(
     x,  # [tokens, K] act, rows x_stride apart
     weight,  # [columns, K] act
-    y,  # [tokens, columns]
+    y,  # [tokens, columns], or half as many with GLU
     tokens,
     columns,
     x_stride,
@@ -185,25 +231,34 @@ def held(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     ROUND: tl.constexpr,
+    GLU: tl.constexpr,
+    BETA: tl.constexpr,
+    LINEAR_BETA: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    act: tl.constexpr = x.dtype.element_ty
+    tile = tl.program_id(0)
+    row = row_of(tile, tl.arange(0, ROWS), columns, ROWS, GLU)
     k = tl.arange(0, WIDTH)
     cuda.gdc_launch_dependents()
     here = weight + row.to(tl.int64)[:, None] * K + k[None, :]
-    rows = tl.load(here, mask=(row < columns)[:, None] & (k < K)[None, :], other=0.0)
+    rows = tl.load(here, mask=(k < K)[None, :], other=0.0)
+    OUTPUTS: tl.constexpr = ROWS // 2 if GLU else ROWS
+    output = (tile * OUTPUTS + tl.arange(0, OUTPUTS))[:, None]
+    outputs = columns // 2 if GLU else columns
     cuda.gdc_wait()  # x is the previous kernel's
     for token in range(tokens):
         values = tl.load(x + token * x_stride + k, mask=k < K, other=0.0)
-        sums = tl.sum(rows.to(tl.float32) * values.to(tl.float32)[None, :], 1)
-        result = finish(sums, row >= sigmoid_from, ROUND, x.dtype.element_ty)
-        tl.store(y + token * columns + row, result.to(y.dtype.element_ty), mask=row < columns)
+        sums = tl.sum(rows.to(tl.float32) * values.to(tl.float32)[None, :], 1)[:, None]
+        result = finish(sums, output, sigmoid_from, ROUND, GLU, BETA, LINEAR_BETA, act)
+        there = y + token * outputs + output
+        tl.store(there, result.to(y.dtype.element_ty), mask=output < outputs)
 
 
 @triton.jit(do_not_specialize=COUNTS)
 def wide(
     x,  # [tokens, K] act, rows x_stride apart
     weight,  # [columns, K] act
-    y,  # [tokens, columns]; [parts, tokens, columns] fp32 sums where SPAN < K
+    y,  # [tokens, columns], with GLU half as many; [parts, tokens, columns] fp32 where SPAN < K
     tokens,
     columns,
     x_stride,
@@ -216,16 +271,19 @@ def wide(
     STAGES: tl.constexpr,
     CHAIN: tl.constexpr,
     ROUND: tl.constexpr,
+    GLU: tl.constexpr,
+    BETA: tl.constexpr,
+    LINEAR_BETA: tl.constexpr,
 ):
     # Programs of the same rows are neighbours: the second reads the weight from L2.
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    tile = tl.program_id(1)
+    row = row_of(tile, tl.arange(0, ROWS), columns, ROWS, GLU)
     part = tl.program_id(2)
     k = tl.arange(0, DEPTH)
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
-    # Rows past the end repeat the last: a mask would cost registers on every load.
-    w = weight + tl.minimum(row, columns - 1).to(tl.int64)[:, None] * K + k[None, :] + part * SPAN
+    w = weight + row.to(tl.int64)[:, None] * K + k[None, :] + part * SPAN
     xs = x + tl.minimum(token, tokens - 1)[None, :] * x_stride + k[:, None] + part * SPAN
     if CHAIN >= SPAN:
         sums = _chain(w, xs, k, 0, SPAN, SPAN, ROWS, TOKENS, DEPTH, STAGES)
@@ -234,9 +292,13 @@ def wide(
         for first in tl.range(0, SPAN, CHAIN):
             last = tl.minimum(first + CHAIN, SPAN)
             sums += _chain(w, xs, k, first, last, SPAN, ROWS, TOKENS, DEPTH, STAGES)
-    result = finish(sums, (row >= sigmoid_from)[:, None], ROUND, x.dtype.element_ty)
-    there = (part.to(tl.int64) * tokens + token[None, :]) * columns + row[:, None]
-    mask = (row < columns)[:, None] & (token < tokens)[None, :]
+    OUTPUTS: tl.constexpr = ROWS // 2 if GLU else ROWS
+    output = (tile * OUTPUTS + tl.arange(0, OUTPUTS))[:, None]
+    outputs = columns // 2 if GLU else columns
+    act: tl.constexpr = x.dtype.element_ty
+    result = finish(sums, output, sigmoid_from, ROUND, GLU, BETA, LINEAR_BETA, act)
+    there = (part.to(tl.int64) * tokens + token[None, :]) * outputs + output
+    mask = (output < outputs) & (token < tokens)[None, :]
     tl.store(y + there, result.to(y.dtype.element_ty), mask=mask)
 
 
@@ -267,21 +329,38 @@ def _chain(
 
 @triton.jit(do_not_specialize=("sigmoid_from",))
 def combine(
-    sums,  # [PARTS, size] fp32
-    y,  # [size], rows of `columns`
+    sums,  # [PARTS, tokens, columns] fp32
+    y,  # [size], rows of `outputs`: of `columns`, or half as many with GLU
     size,
-    columns,
+    outputs,
     sigmoid_from,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROUND: tl.constexpr,
+    GLU: tl.constexpr,
+    BETA: tl.constexpr,
+    LINEAR_BETA: tl.constexpr,
     dtype: tl.constexpr,
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real, output = at < size, at % outputs
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
+    if GLU:
+        gate = sums + at // outputs * (2 * outputs) + output
+        first = _added(gate, real, 2 * size, PARTS, BLOCK).to(dtype).to(tl.float32)
+        second = _added(gate + outputs, real, 2 * size, PARTS, BLOCK).to(dtype).to(tl.float32)
+        result = activate(first, second, dtype, BETA, LINEAR_BETA)
+    else:
+        total = _added(sums + at, real, size, PARTS, BLOCK)
+        result = finish(total, output, sigmoid_from, ROUND, False, BETA, LINEAR_BETA, dtype)
+    tl.store(y + at, result.to(y.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _added(here, real, apart, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The sums of all parts, which lie `apart`, in order."""
     total = tl.zeros((BLOCK,), tl.float32)
     for part in tl.static_range(PARTS):
-        total += tl.load(sums + part * size + at, mask=at < size, other=0.0)
-    result = finish(total, at % columns >= sigmoid_from, ROUND, dtype)
-    tl.store(y + at, result.to(y.dtype.element_ty), mask=at < size)
+        total += tl.load(here + part * apart, mask=real, other=0.0)
+    return total

@@ -12,6 +12,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra import cuda
 
+from tercel.ops._lib.kernel_gemv_tile import gated_halves, row_of
+
 COUNTS = ("tokens", "columns", "sigmoid_from")
 """One build serves every value of these."""
 DEPTH = 64
@@ -22,7 +24,7 @@ DEPTH = 64
 def stream(
     x,  # [tokens, K] bf16 or f16, rows x_stride apart
     weight,  # [columns, K] as x
-    y,  # [tokens, columns]; [parts, tokens, columns] fp32 sums where SPAN < K
+    y,  # [tokens, columns], with GLU half as many; [parts, tokens, columns] fp32 where SPAN < K
     tokens,
     columns,
     x_stride,
@@ -35,6 +37,9 @@ def stream(
     AHEAD: gl.constexpr,
     NEAR: gl.constexpr,
     ROUND: gl.constexpr,
+    GLU: gl.constexpr,
+    BETA: gl.constexpr,
+    LINEAR_BETA: gl.constexpr,
     num_warps: gl.constexpr,
 ):
     """A program's [ROWS, TOKENS] of the product over SPAN of K: AHEAD tiles of weight are in flight
@@ -46,12 +51,13 @@ def stream(
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
     cuda.gdc_launch_dependents()
     token = gl.program_id(0) * TOKENS
-    row = gl.program_id(1) * ROWS
+    tile = gl.program_id(1)
     part = gl.program_id(2)
-    # Rows past the end repeat the last: a mask would cost registers on every load.
-    rows = _along(1, ROWS, LEFT)
+    OUTPUTS: gl.constexpr = ROWS // 2 if GLU else ROWS
+    row = tile * OUTPUTS
+    rows = row_of(tile, _along(1, ROWS, LEFT), columns, ROWS, GLU) - row
     depth = _along(0, num_warps, LEFT) * DEPTH + _along(2, DEPTH, LEFT)
-    here = gl.minimum(rows, columns - 1 - row) * K + depth
+    here = rows * K + depth
     w = weight + row.to(gl.int64) * K + part * SPAN
     tiles = ()
     for step in gl.static_range(min(AHEAD, STEPS)):
@@ -74,18 +80,25 @@ def stream(
         if step + NEAR < STEPS:
             values = values + (_tile(x, there, deep, step + NEAR, STEP, SPAN),)  # noqa: RUF005
     product = gl.sum(sums, 0)
-    TILE: gl.constexpr = gl.SliceLayout(0, SUMS)
-    r = row + gl.arange(0, ROWS, layout=gl.SliceLayout(1, TILE))[:, None]
+    if GLU:
+        TILE: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, num_warps], [0, 1])
+        product = gl.convert_layout(
+            gated_halves(product, x.dtype.element_ty, BETA, LINEAR_BETA), TILE
+        )
+    else:
+        TILE: gl.constexpr = gl.SliceLayout(0, SUMS)
+    r = row + gl.arange(0, OUTPUTS, layout=gl.SliceLayout(1, TILE))[:, None]
     t = token + gl.arange(0, TOKENS, layout=gl.SliceLayout(0, TILE))[None, :]
-    if ROUND:
+    if ROUND and not GLU:
         product = product.to(x.dtype.element_ty)
         gate = 1 / (1 + gl.exp(-product.to(gl.float32)))
         product = gl.where(r >= sigmoid_from, gate.to(product.dtype), product)
-    at = (part.to(gl.int64) * tokens + t) * columns + r
+    outputs = columns // 2 if GLU else columns
+    at = (part.to(gl.int64) * tokens + t) * outputs + r
     gl.store(
         y + at,
         product.to(y.dtype.element_ty),
-        mask=(r < columns) & (t < tokens),
+        mask=(r < outputs) & (t < tokens),
     )
 
 

@@ -63,16 +63,21 @@ def norm_turn(
     D: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """`norm_rotate` by turns cos and sin [ROWS, D / 2]. A pair turns in the registers that hold
-    it."""
-    HALF: tl.constexpr = D // 2
+    """`norm_rotate` by turns cos and sin [ROWS, D / 2]."""
     wide = x.to(tl.float32)
     mean = tl.sum(wide * wide, 1) / D
     unit = wide * tl.rsqrt(mean + eps)[:, None] * weight.to(tl.float32)
+    return turn(unit, cos, sin, ROWS, D, INTERLEAVED)
+
+
+@triton.jit
+def turn(x, cos, sin, ROWS: tl.constexpr, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Rows x [ROWS, D] fp32, pair by pair. A pair turns in the registers that hold it."""
+    HALF: tl.constexpr = D // 2
     if INTERLEAVED:
-        first, second = tl.split(tl.reshape(unit, (ROWS, HALF, 2)))
+        first, second = tl.split(tl.reshape(x, (ROWS, HALF, 2)))
     else:
-        first, second = tl.split(tl.permute(tl.reshape(unit, (ROWS, 2, HALF)), (0, 2, 1)))
+        first, second = tl.split(tl.permute(tl.reshape(x, (ROWS, 2, HALF)), (0, 2, 1)))
     turned = tl.join(first * cos - second * sin, second * cos + first * sin)
     if not INTERLEAVED:
         turned = tl.permute(turned, (0, 2, 1))

@@ -5,8 +5,8 @@ The interpreter does not run it: the CPU tests cover kernel_triton.py alone.
 
 import torch
 
-from tercel.ops._lib.kernel_gemv import product
+from tercel.ops._lib.kernel_gemv import Epilogue, product
 
 
 def gemv(x: torch.Tensor, weight: torch.Tensor, *, sigmoid_from: int | None = None) -> torch.Tensor:
-    return product(x, weight, sigmoid_from=sigmoid_from, streams=True)
+    return product(x, weight, Epilogue(sigmoid_from=sigmoid_from), streams=True)

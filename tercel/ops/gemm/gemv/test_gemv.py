@@ -77,10 +77,10 @@ def test_ordered(cell):
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_configurations(config, tokens):
     """Ragged in every axis, in bf16, with a gate; parts of K are added in one order."""
-    from tercel.ops._lib.kernel_gemv import Config, launch
+    from tercel.ops._lib.kernel_gemv import Config, Epilogue, launch
 
     def run(x, weight, *, sigmoid_from):
-        return launch(x, weight, Config(*config), sigmoid_from=sigmoid_from)
+        return launch(x, weight, Config(*config), Epilogue(sigmoid_from=sigmoid_from))
 
     held = (gemv.implementation("reference"), Implementation("probe", run))
     probe = Op(gemv.__wrapped__, CONTRACT, held)

@@ -5,8 +5,8 @@ The interpreter does not run it: the CPU tests cover kernel_triton.py alone.
 
 import torch
 
-from tercel.ops._lib.kernel_gemv import product
+from tercel.ops._lib.kernel_gemv import Epilogue, product
 
 
 def lm_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return product(x, weight, dtype=torch.float32, streams=True)
+    return product(x, weight, Epilogue(dtype=torch.float32), streams=True)

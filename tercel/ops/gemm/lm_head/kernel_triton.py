@@ -2,8 +2,8 @@
 
 import torch
 
-from tercel.ops._lib.kernel_gemv import product
+from tercel.ops._lib.kernel_gemv import Epilogue, product
 
 
 def lm_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return product(x, weight, dtype=torch.float32, streams=False)
+    return product(x, weight, Epilogue(dtype=torch.float32), streams=False)

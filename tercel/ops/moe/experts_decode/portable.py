@@ -6,7 +6,8 @@ rows is up to ten times slower in the other arrangements.
 
 import torch
 
-from tercel.ops._lib.experts import activate, combine, local_experts, pack
+from tercel.ops._lib.activation import activate
+from tercel.ops._lib.experts import combine, local_experts, pack
 
 
 def experts_decode(

@@ -3,7 +3,8 @@
 import torch
 
 from tercel.core import mxfp4, mxfp8
-from tercel.ops._lib.experts import activate, combine, local_experts
+from tercel.ops._lib.activation import activate
+from tercel.ops._lib.experts import combine, local_experts
 
 
 def experts_decode_mxfp8(

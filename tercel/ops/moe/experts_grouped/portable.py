@@ -2,7 +2,8 @@
 
 import torch
 
-from tercel.ops._lib.experts import activate, combine, local_experts, pack
+from tercel.ops._lib.activation import activate
+from tercel.ops._lib.experts import combine, local_experts, pack
 
 
 def experts_grouped(
