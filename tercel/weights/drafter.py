@@ -51,8 +51,8 @@ def load_drafter(
     """The weights of `rank`.
 
     A checkpoint may hold an embedding table. Where it is the target's, nothing is kept of it; where
-    only the row of the mask token differs, that row; else the rank's part of it. The target's own table is
-    never written to. Copies of the target's head are not loaded.
+    only the row of the mask token differs, that row; else the rank's part of it. The target's own
+    table is never written to. Copies of the target's head are not loaded.
 
     Args:
         embed: [vocabulary, N] the target's whole embedding, on any device; it is only read.

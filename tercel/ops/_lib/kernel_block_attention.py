@@ -21,6 +21,13 @@ from triton.language.extra import cuda
 from tercel.ops._lib.kernel_prefetch import can_prefetch, prefetch
 from tercel.ops._lib.kernel_rotary import norm_turn, turns
 
+ROWS, MOST_HEADS = 64, 32
+"""Query rows of a program at most, and the heads of a slot among them."""
+PROGRAMS = 264
+"""That fill a GPU, two on each SM. A constant: the number of parts decides bits."""
+MANY = 31
+"""Parts, from which on one has at least two tiles: their sums have to be read again."""
+MOST_PARTS = 255
 LANES = 32
 """Channels per program of `_merge`."""
 LOG2_E = 1.4426950408889634
@@ -31,25 +38,24 @@ SMALLEST = tl.constexpr(-1e30)
 class Config(NamedTuple):
     """How `_attend` is cut into programs."""
 
-    rows: int
-    """Most query rows of a program."""
     tokens: int
     """Of the context, per tile."""
+    parts: int
+    """Of a request's context; 1: it is not divided."""
     warps: int
     stages: int
     """Tiles in flight."""
-    programs: int
-    """That fill a GPU. A constant: the number of parts decides bits."""
-    most: int
-    """Parts of a request."""
 
 
-def choose(v_dim: int, element_size: int) -> Config:
-    """For values of `v_dim` channels."""
-    if v_dim > 256:
-        return Config(64, 32, 8, 2, 132, 63)
-    tokens = max(1 << 14, v_dim) // (v_dim * element_size)
-    return Config(64, max(min(tokens, 64), 16), 8 if v_dim > 64 else 4, 3, 132, 63)
+def choose(v_dim: int, element_size: int, programs: int, room: int) -> Config:
+    """For `programs` programs if contexts of at most `room` tokens are not divided. By measurement
+    on an H200 (docs/log.md, 2026-12-01)."""
+    wide = v_dim > 256
+    tokens = 32 if wide else max(min((1 << 14) // (v_dim * element_size), 64), 16)
+    tiles = triton.cdiv(room, tokens)
+    most = tiles if tiles < MANY else max(tiles // 2 - 1, MANY)
+    parts = max(min(triton.cdiv(PROGRAMS, programs), MOST_PARTS, most), 1)
+    return Config(tokens, parts, 8 if v_dim > 64 else 4, 2 if wide else 3)
 
 
 class Seen(NamedTuple):
@@ -85,22 +91,18 @@ def attend(
     scale: float,
     seen: Seen,
     turn: Turn | None = None,
-    config: Config | None = None,
 ) -> torch.Tensor:
     """See op block_attention. With `turn` q and k are normed, turned and rounded first. Channels of
     values are a power of two, as are those that keys have beyond them."""
     tokens, heads, dim = q.shape
     kv_heads, (requests, columns) = k.shape[1], block_table.shape
-    config = config or choose(v_dim, q.element_size())
     group, room = heads // kv_heads, columns * k_cache.shape[1]
-    its_heads = min(triton.next_power_of_2(group), 32)
-    slots = min(triton.next_power_of_2(width), max(config.rows // its_heads, 1))
-    slots = max(slots, 16 // its_heads)
+    its_heads = min(triton.next_power_of_2(group), MOST_HEADS)
+    slots = max(min(triton.next_power_of_2(width), ROWS // its_heads), 16 // its_heads)
     slot_blocks = triton.cdiv(width, slots)
     blocks = slot_blocks * triton.cdiv(group, its_heads)
-    tiles = triton.cdiv(room, config.tokens)
-    parts = min(config.programs // (requests * kv_heads * blocks), config.most, tiles)
-    members = parts + 1 if parts > 1 else 1
+    config = choose(v_dim, q.element_size(), max(requests * kv_heads * blocks, 1), room)
+    members = config.parts + 1 if config.parts > 1 else 1
     out = q.new_empty(tokens, heads * v_dim)
     mixed, weight = out, None
     if members > 1:
@@ -191,9 +193,7 @@ def _page(table, first, columns, PAGE: tl.constexpr, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _rows(
-    cache, page, first, of_page, of_slot, PAGE: tl.constexpr, TOKENS: tl.constexpr
-):
+def _rows(cache, page, first, of_page, of_slot, PAGE: tl.constexpr, TOKENS: tl.constexpr):
     """[TOKENS, 1] where a tile's rows lie in `cache`."""
     token = tl.arange(0, TOKENS)
     if PAGE % TOKENS == 0:

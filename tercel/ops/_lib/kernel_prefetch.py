@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-LINE = 128
+LINE = tl.constexpr(128)
 """Bytes that one pointer fetches."""
 
 

@@ -43,7 +43,9 @@ def turns(inv_freq, positions, scale):
     x = ((quarters - (shifted - WHOLE)) * QUARTER).to(tl.float32)
     z = x * x
     sin = x + x * z * (-1.6666654611e-1 + z * (8.3321608736e-3 + z * -1.9515295891e-4))
-    cos = 1 - z * (0.5 - z * (4.166664568298827e-2 + z * (-1.388731625493765e-3 + z * 2.443315711809948e-5)))
+    cos = 1 - z * (
+        0.5 - z * (4.166664568298827e-2 + z * (-1.388731625493765e-3 + z * 2.443315711809948e-5))
+    )
     odd = which & 1
     first = tl.where(odd == 1, sin, cos)
     second = tl.where(odd == 1, cos, sin)

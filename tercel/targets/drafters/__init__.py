@@ -55,7 +55,7 @@ class DrafterPlan:
     config: DrafterConfig
     weights: DrafterWeights
     embed: torch.Tensor
-    """[V, N] this rank's part of the target's embedding, where the rank has one the same memory."""
+    """[V, N] this rank's part of the target's embedding: its memory where the rank holds it."""
     head: torch.Tensor
     """[V, N] this rank's part of the target's head."""
     group: Group

@@ -154,6 +154,13 @@ CONTRACT = Contract(
     hazards=(
         Hazard("capacity", "a context past the block table is cut; only `valid` raises"),
         Hazard("stale_state", "a context row that nobody wrote is read as it is; nothing raises"),
+        Hazard(
+            "early_read",
+            "lengths and tables are read before the wait: whatever writes them has ended when the "
+            "previous launch starts",
+            ("block_table", "context_lens"),
+        ),
+        Hazard("early_read", "norms and frequencies too", ("q_norm", "k_norm", "inv_freq")),
         Hazard("silent_input", "pairs other than those trained on draft badly; nothing raises"),
     ),
 )

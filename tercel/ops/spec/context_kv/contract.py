@@ -31,6 +31,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     kv_heads, dim, pages, page_size = cell["KV"], cell["D"], cell["PAGES"], cell["PS"]
     frequencies = torch.tensor(Rope(dim, 1e4).inverse_frequencies, dtype=torch.float32)
     x = make.normal(tokens, hidden)
+    meetings = layers * 2 * kv_heads * -(-tokens // 8)
     return {
         "x": x,
         "weight": make.normal(layers * 2 * kv_heads * dim, hidden, scale=hidden**-0.5),
@@ -42,7 +43,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "eps": 1e-5,
         "rope_scale": cell.get("rope_scale", 1.0),
         "interleaved": cell.get("interleaved", False),
-        "counters": make.integers(layers * 2 * kv_heads * -(-tokens // 8), low=0, high=1, dtype="i32"),
+        "counters": make.integers(meetings, low=0, high=1, dtype="i32"),
     }
 
 

@@ -15,14 +15,18 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from tercel.ops._lib.kernel_meeting import arrive
-from tercel.ops._lib.kernel_prefetch import prefetch
+from tercel.ops._lib.kernel_prefetch import LINE, can_prefetch, prefetch
 from tercel.ops._lib.kernel_rotary import norm_rotate
 
-PROGRAMS = 264
-"""That fill a GPU, two on each SM. A constant: the number of parts decides bits."""
+PROGRAMS = 560
+"""At most so many share the heads. A constant: the number of parts decides bits."""
+AT_ONCE = 264
+"""Programs that a GPU starts together: their first tiles are worth fetching early."""
 FEW_TOKENS = 16
 TOKENS = 64
 """Per program, of more."""
+SPANS = 384, 1024
+"""Of N, that a program has at least: with few tokens, and with more, whose sums are larger."""
 
 
 class Config(NamedTuple):
@@ -36,19 +40,25 @@ class Config(NamedTuple):
     """Programs that divide N."""
     warps: int
     stages: int
-    early: bool = False
+    """Tiles in flight."""
+    early: bool
+    """Whether the first tiles are fetched before the wait."""
 
 
 def choose(tokens: int, rows: int, hidden: int, dim: int, element_size: int) -> Config:
-    """For `rows` heads of `dim` channels, keys and values of every layer."""
+    """For `rows` heads of `dim` channels, keys and values of every layer. By measurement on an H200
+    (docs/log.md, 2026-12-01)."""
     few = tokens <= FEW_TOKENS
-    batch = min(max(triton.next_power_of_2(tokens), 8), FEW_TOKENS if few else TOKENS)
-    step = (1 << 14 if few else 1 << 13) // (dim * element_size)
+    batch = min(max(triton.next_power_of_2(tokens), 8), TOKENS)
+    batches = triton.cdiv(tokens, batch)
+    step = (256 if batches == 1 and dim <= 128 else 128) // element_size
     step = max(min(step, triton.next_power_of_2(hidden)), 16)
+    parts = min(PROGRAMS // (rows * batches), hidden // SPANS[0 if few else 1])
     tiles = triton.cdiv(hidden, step)
-    parts = min(max(PROGRAMS // (rows * triton.cdiv(tokens, batch)), 1), tiles)
-    parts = triton.cdiv(tiles, triton.cdiv(tiles, parts))
-    return Config(batch, step, parts, warps=4, stages=5 if few else 4)
+    parts = triton.cdiv(tiles, triton.cdiv(tiles, max(parts, 1)))
+    warps = 4 if batches > 1 or (few and dim <= 64) else 8
+    stages = (5 if dim <= 64 else 3) if few else 4
+    return Config(batch, step, parts, warps, stages, rows * batches * parts <= AT_ONCE)
 
 
 def context_kv(
@@ -121,13 +131,18 @@ def launch(
         SPAN=span,
         PARTS=config.parts,
         STAGES=config.stages,
-        EARLY=config.early,
-        LINES=triton.next_power_of_2(max(min(span, config.step * (config.stages - 1)) // 64, 1)),
+        LINES=_lines(x, config, span) if config.early and can_prefetch(x) else 0,
         CHAIN=config.step if x.element_size() == 4 else 0,
         INTERLEAVED=interleaved,
         num_warps=config.warps,
         launch_pdl=True,
     )
+
+
+def _lines(x: torch.Tensor, config: Config, span: int) -> int:
+    """Lines of a row of the weight that a program's first tiles take."""
+    ahead = min(span, config.step * (config.stages - 1))
+    return triton.next_power_of_2(max(ahead * x.element_size() // LINE.value, 1))
 
 
 @triton.jit(do_not_specialize=["tokens", "heads", "slots"])
@@ -154,7 +169,6 @@ def _write_head(
     SPAN: tl.constexpr,
     PARTS: tl.constexpr,
     STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
     LINES: tl.constexpr,
     CHAIN: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -171,8 +185,9 @@ def _write_head(
     k = part * SPAN + tl.arange(0, STEP)
     cuda.gdc_launch_dependents()
     rows = weight + (block * D + d).to(tl.int64)[:, None] * N
-    if EARLY:
-        line = part * SPAN + tl.arange(0, LINES) * 64
+    if LINES:
+        APART: tl.constexpr = LINE * 8 // weight.dtype.element_ty.primitive_bitwidth
+        line = part * SPAN + tl.arange(0, LINES) * APART
         prefetch(rows + tl.minimum(line, N - 1)[None, :])
     norm = tl.load(k_norm + layer * D + d)
     frequency = tl.load(inv_freq + tl.arange(0, D // 2))
