@@ -163,8 +163,7 @@ def start_rank(
         groups.tp,
         tokenizer.illegal_ids.union(unwritten),
         device,
-        draw=table["sample"],
-        verify=table["accept"],
+        sites=table,
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
     )

@@ -1,39 +1,41 @@
 """Where the host has a hand in a step's logits: penalties, biases, grammars, reports."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from tercel.core.inputs import on_device
 from tercel.core.sampling import RowSampling
 from tercel.core.step import StepPlan
-from tercel.ops.sampling.penalize import penalize
 from tercel.runtime.verdict import Reports
 
 
 class Edits:
     """Of the draws of one step, as its requests ask for them."""
 
-    def __init__(self, plan: StepPlan, device: torch.device) -> None:
+    def __init__(self, plan: StepPlan, device: torch.device, penalize: Callable[..., None]) -> None:
+        """`penalize` is an implementation of the op of that name."""
         self._samplings = [row.sampling_at(position) for row, position in plan.draws]
         self._device = device
+        self._penalize = penalize
 
     def apply(self, logits: torch.Tensor) -> Reports | None:
         """Changes logits [S, V] in place; what is reported is of those before."""
         asked = [i for i, item in enumerate(self._samplings) if item.logprobs is not None]
         reports = Reports(tuple(asked), logits[self._integers(asked)]) if asked else None
-        self._penalize(logits, self._samplings)
+        self._change(logits, self._samplings)
         self._forbid(logits, self._samplings)
         return reports
 
-    def _penalize(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> None:
+    def _change(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> None:
+        """Penalties and biases."""
         history = [(index, *entry) for index, row in enumerate(rows) for entry in row.history]
         bias = [(index, *entry) for index, row in enumerate(rows) for entry in row.bias]
         if not history and not bias:
             return
         history_rows, tokens, counts = zip(*history, strict=True) if history else ((), (), ())
         bias_rows, bias_tokens, values = zip(*bias, strict=True) if bias else ((), (), ())
-        penalize(
+        self._penalize(
             logits,
             self._integers(history_rows),
             self._integers(tokens),

@@ -1,6 +1,7 @@
 """Draws the tokens of a step: gather the vocabulary, edit, sample or verify, report."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -8,15 +9,14 @@ from tercel.core.group import Group, SingleGroup
 from tercel.core.inputs import DrawInputs, StepInputs, on_device
 from tercel.core.sampling import Draws, StepResult, Stream, TokenLogprobs
 from tercel.core.step import StepPlan
-from tercel.ops.sampling.logprobs import logprobs
-from tercel.ops.sampling.sample import sample
-from tercel.ops.spec.accept import accept
 from tercel.runtime.edits import Edits
 from tercel.runtime.forced import ForcedAcceptance
 from tercel.runtime.verdict import Outcome, Verdict
+from tercel.targets.binding import SAMPLING
 
-COUNTERS = 256
-"""Of op accept: for 128 requests; a step of more takes several launches."""
+COUNTERS = 512
+"""Of ops sample and accept: three a row that filters, two a request that verifies; a step of more
+takes several launches."""
 
 
 class Sampler:
@@ -31,28 +31,31 @@ class Sampler:
         illegal_ids: Iterable[int],
         device: torch.device,
         *,
-        draw: Callable[..., tuple[torch.Tensor, ...]] = sample.portable.run,
-        verify: Callable[..., tuple[torch.Tensor, ...]] = accept.portable.run,
+        sites: Mapping[str, Callable[..., Any]] | None = None,
         rule: str = "match",
         forced: ForcedAcceptance | None = None,
     ) -> None:
-        """`illegal_ids` are never drawn: padding, input-only slots, ids without a token; `draw` is
-        an implementation of op sample, `verify` of op accept with its `rule`; `forced` replaces it
-        in benchmarks."""
+        """`illegal_ids` are never drawn: padding, input-only slots, ids without a token. `sites`:
+        implementations of SAMPLING's ops, by default the portable ones; `rule` is op accept's;
+        `forced` replaces what that finds in benchmarks."""
+        if sites is None:
+            sites = {site: op.portable.run for site, op in SAMPLING.items()}
         self._group = group
         self._device = device
         self._rule = rule
         self._forced = forced
         # Bound once like the sites of a program: Limits and SamplingParams keep the contract, and
         # checking it again would take longer than a greedy draw.
-        self._draw = draw
-        self._accept = verify
+        self._draw: Callable[..., tuple[torch.Tensor, ...]] = sites["sample"]
+        self._accept: Callable[..., tuple[torch.Tensor, ...]] = sites["accept"]
+        self._penalize = sites["penalize"]
+        self._logprobs = sites["logprobs"]
         self._counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
         self._illegal = on_device(sorted(illegal_ids), torch.int64, device)
 
     def edits(self, plan: StepPlan) -> Edits | None:
         """What the host does to the logits of a step; None: nothing."""
-        return Edits(plan, self._device) if plan.is_edited else None
+        return Edits(plan, self._device, self._penalize) if plan.is_edited else None
 
     def run(
         self,
@@ -105,6 +108,7 @@ class Sampler:
             stream=int(Stream.TARGET),
             filtered=draws.kind is Draws.FILTERED,
             greedy=draws.kind is Draws.GREEDY,
+            counters=self._counters,
         )
 
     def _verify(
@@ -153,7 +157,7 @@ class Sampler:
         table = outcome.table[:, :width]
         of_draws = torch.cat((table[:firsts, 0], table[firsts:].flatten()))
         tokens = of_draws[on_device(asked, torch.int64, self._device)]
-        columns = (tokens, *logprobs(outcome.reports.logits, tokens, top=max(wanted)))
+        columns = (tokens, *self._logprobs(outcome.reports.logits, tokens, top=max(wanted)))
         return {
             index: _token_logprobs(count, *values)
             for index, count, *values in zip(

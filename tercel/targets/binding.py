@@ -14,11 +14,18 @@ from tercel.contract.receipt import Status, status
 from tercel.core.arch import Arch
 from tercel.core.step import StepClass
 from tercel.errors import ConfigError
+from tercel.ops.sampling.logprobs import logprobs
+from tercel.ops.sampling.penalize import penalize
 from tercel.ops.sampling.sample import sample
 from tercel.ops.spec.accept import accept
 from tercel.targets.table import TargetRow
 
-SAMPLING: Sites = {"sample": sample, "accept": accept}
+SAMPLING: Sites = {
+    "sample": sample,
+    "accept": accept,
+    "penalize": penalize,
+    "logprobs": logprobs,
+}
 """Not sites of a recipe, since they run on gathered logits."""
 
 

@@ -47,7 +47,7 @@ class Plan:
     weight_bytes: int
     """This rank's weights, packed."""
     sampling: Mapping[str, Bound]
-    """What draws tokens and verifies drafts, by site of SAMPLING."""
+    """What turns logits into tokens and reports, by site of SAMPLING."""
 
     @property
     def certified(self) -> float:

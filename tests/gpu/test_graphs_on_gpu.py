@@ -11,6 +11,7 @@ from tercel.core.sampling import RowSampling
 from tercel.core.step import Row, StepPlan
 from tercel.gates.problems import generate
 from tercel.runtime.chat import encode, render
+from tercel.targets.binding import SAMPLING
 
 pytestmark = pytest.mark.gpu
 
@@ -44,6 +45,9 @@ def test_texts_and_counts_are_those_of_steps_run_op_by_op(options):
     print(steps)
     assert texts == plain
     assert calls == plain_calls
+    sampled = [name for name in calls if name.split(":")[0] in SAMPLING]
+    assert not [name for name in sampled if name.endswith((":portable", ":reference"))]
+    assert {name.split(":")[0] for name in sampled} >= {"sample", "penalize", "logprobs"}
     assert not [name for name in steps if name.startswith(("step:decode:e", "step:verify:e"))]
 
 

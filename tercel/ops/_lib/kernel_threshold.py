@@ -1,14 +1,20 @@
-"""The smallest logit that passes a row's top-k and top-p, without a sort of the vocabulary.
+"""The smallest logit that passes a row's top-k, top-p and min-p, without a sort of the vocabulary.
 
-    1. of each part of a row, how many logits lie in each bin of (largest - logit) / temperature
-    2. the bin below which nothing can pass: by counts for top-k, by what the rest can weigh at most
-       for top-p
-    3. the logits down to that bin, side by side in id order, and their masses
-    4. the largest logit down to which there are k, or p of the mass: its bits from the highest
-       down, two at a time, by adding up what is at least as large
+One launch, in which the programs of a row meet; each has a part of the vocabulary.
 
-Both filters keep what equals the smallest that passes. Sums are fp64, of values in id order, and
-nothing is added by atomics.
+    1. the part's largest logit
+    2. how many of its logits lie in each bin of (largest - logit) / temperature, and what they
+       weigh: the mass exp((logit - largest) / temperature)
+    3. the bin below which nothing can pass: by counts for top-k, by what the rest can weigh at most
+       for top-p, by its edge for min-p; the logits down to that bin and their masses, side by side
+       in id order
+    4. by the last program to get there: of few logits, how many and how much are above each, by
+       comparing every two; of many, the largest logit down to which there are k, or p of the mass,
+       its bits from the highest down
+
+All filters keep what equals the smallest that passes. Masses and their sums are fp64, parts are
+taken in id order, and the only atomics count programs, so a row's result repeats bit for bit and
+depends on that row alone. Where programs cannot meet, a stage is a launch.
 """
 
 import torch
@@ -16,22 +22,20 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from tercel.ops._lib.kernel_meeting import PROGRAMS, arrive, can_meet, wait
+
 BINS = 128
 PER_UNIT = 4
 """Bins per unit of (largest - logit) / temperature: masses inside one differ by a quarter or so."""
 SLACK = 1.0001
 """Bins are those of fp32 quotients."""
-BLOCK = 4096
-"""Logits that the last step takes at a time."""
+LEAST_PART, MOST_TILE = 2048, 8192
+"""Logits of a program at least, and those that it takes at a time at most."""
+RANKED = 256
+"""Logits of which every two are compared; more are searched."""
+MEETINGS = 3
+"""Counters of a row."""
 LEAST = -(2**31)
-
-
-@triton.jit
-def bins(logits, most, heat, BINS: tl.constexpr, PER_UNIT: tl.constexpr):
-    """The larger the logit, the lower the bin; the last holds all that is far from the largest,
-    barred or not a number."""
-    distance = (most - logits) / heat * PER_UNIT
-    return tl.where(distance < BINS - 1, distance, BINS - 1).to(tl.int32)
 
 
 @triton.jit
@@ -46,190 +50,328 @@ def thresholds(
     temperature: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
-    largest: torch.Tensor,
-    masses: torch.Tensor,
-    counts: torch.Tensor,
-    block: int,
+    min_p: torch.Tensor,
+    *,
+    counters: torch.Tensor | None,
+    rows_each: int = 1,
 ) -> torch.Tensor:
-    """[rows] fp32, -inf where a row does not filter.
+    """[rows] fp32: what a logit has to reach to pass all filters, -inf where a row does not filter
+    or has temperature 0.
 
     Args:
-        largest: [rows, parts] fp32, of parts of `block` logits.
-        masses: [rows, parts] fp64: sums of exp((logit - the row's largest) / temperature).
-        counts: [rows, parts, BINS] i32: logits per bin.
+        logits: [rows, vocabulary] fp32.
+        temperature, top_k, top_p, min_p: [rows / rows_each], as of op sample.
+        counters: [*] i32 zeros, left zero, three per row for one launch; None: four launches.
+        rows_each: rows that share parameters, one after the other.
     """
     rows, vocabulary = logits.shape
-    parts = largest.shape[1]
+    parts = max(min(PROGRAMS // rows, triton.cdiv(vocabulary, LEAST_PART)), 1)
+    span = triton.cdiv(triton.cdiv(vocabulary, parts), LEAST_PART) * LEAST_PART
+    parts = triton.cdiv(vocabulary, span)
     integers = {"dtype": torch.int32, "device": logits.device}
-    floors = torch.empty(rows, **integers)
-    starts = torch.empty(rows, parts + 1, **integers)
+    doubles = {"dtype": torch.float64, "device": logits.device}
+    tile = min(triton.next_power_of_2(span), MOST_TILE)
+    largest = logits.new_empty(rows, parts)
+    masses = torch.empty(rows, parts, **doubles)
+    counts = torch.empty(rows, parts, BINS, **integers)
     keys = torch.empty(rows, vocabulary, **integers)
-    weights = torch.empty(rows, vocabulary, dtype=torch.float64, device=logits.device)
+    weights = torch.empty(rows, vocabulary, **doubles)
     least = logits.new_empty(rows)
-    held = {"BINS": BINS, "launch_pdl": True}
-    padded = triton.next_power_of_2(parts)
-    _floors[(rows,)](
-        counts, masses, top_k, top_p, floors, starts, vocabulary, parts,
-        PARTS=padded, PER_UNIT=PER_UNIT, SLACK=SLACK, num_warps=8, **held,
-    )  # fmt: skip
-    _collect[(parts, rows)](
-        logits, temperature, largest, floors, starts, keys, weights, vocabulary, parts,
-        PARTS=padded, PER_UNIT=PER_UNIT, BLOCK=block, num_warps=4, **held,
-    )  # fmt: skip
-    _thresholds[(rows,)](
-        keys, weights, masses, starts, top_k, top_p, least, vocabulary, parts,
-        PARTS=padded, BLOCK=BLOCK, LEAST=LEAST, num_warps=16, launch_pdl=True,
-    )  # fmt: skip
+    together = parts == 1 or can_meet(counters, MEETINGS * rows)
+    stages = ((1, 4),) if together else ((1, 1), (2, 2), (3, 3), (4, 4))
+    for first, last in stages:
+        _thresholds[(parts if first < 4 else 1, rows)](
+            logits, temperature, top_k, top_p, min_p, largest, masses, counts, keys, weights, least,
+            counters, vocabulary, span, parts, rows_each,
+            PARTS=triton.next_power_of_2(parts), TILE=tile, BINS=BINS,
+            PER_UNIT=PER_UNIT, SLACK=SLACK, RANKED=RANKED, MEETINGS=MEETINGS, LEAST=LEAST,
+            ALONE=parts == 1, FIRST=first, LAST=last, num_warps=16, launch_pdl=True,
+        )  # fmt: skip
     return least
 
 
 @triton.jit
-def _floors(
-    counts,  # [rows, parts, BINS] i32
+def _meet(counters, index, programs, ALONE: tl.constexpr):
+    """What the others of the row stored before is there afterwards."""
+    if ALONE:
+        tl.debug_barrier()
+    else:
+        arrive(counters + index)
+        wait(counters + index, programs)
+
+
+@triton.jit(do_not_specialize=("rows_each",))
+def _thresholds(
+    logits,  # [rows, vocabulary] fp32
+    temperature,  # [rows / rows_each] fp32
+    top_k,  # [rows / rows_each] i64
+    top_p,  # [rows / rows_each] fp32
+    min_p,  # [rows / rows_each] fp32
+    largest,  # [rows, parts] fp32
     masses,  # [rows, parts] fp64
-    top_k,  # [rows] i64
-    top_p,  # [rows] fp32
-    floors,  # [rows] i32: the last bin that may hold what passes, -1 where a row does not filter
-    starts,  # [rows, parts + 1] i32: logits down to it before each part
+    counts,  # [rows, parts, BINS] i32
+    keys,  # [rows, vocabulary] i32: those collected, ordered as their logits are
+    weights,  # [rows, vocabulary] fp64: their masses
+    least,  # [rows] fp32
+    counters,  # [rows * MEETINGS] i32 zeros
     vocabulary,
+    span,
     parts,
+    rows_each,
     PARTS: tl.constexpr,
+    TILE: tl.constexpr,
     BINS: tl.constexpr,
     PER_UNIT: tl.constexpr,
     SLACK: tl.constexpr,
+    RANKED: tl.constexpr,
+    MEETINGS: tl.constexpr,
+    LEAST: tl.constexpr,
+    ALONE: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    part, bin = tl.arange(0, PARTS), tl.arange(0, BINS)
+    """Stages FIRST .. LAST; all of them in one launch, or each alone."""
+    TOGETHER: tl.constexpr = FIRST < LAST
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
-    here = counts + (row * parts + part[:, None]) * BINS + bin[None, :]
-    held = tl.load(here, mask=(part < parts)[:, None], other=0)
-    total = tl.sum(tl.load(masses + row * parts + part, mask=part < parts, other=0.0), 0)
-    k, p = tl.load(top_k + row), tl.load(top_p + row).to(tl.float64)
-    of_bin = tl.sum(held, 0)
-    upto = tl.cumsum(of_bin, 0)
-    most = of_bin * tl.exp(bin.to(tl.float64) * (-1.0 / PER_UNIT))
-    after = tl.cumsum(most, 0, reverse=True) - most
-    floor = -1
-    if (k > 0) & (k < vocabulary):
-        floor = tl.sum((upto < k).to(tl.int32), 0)
-    elif p < 1.0:
-        floor = tl.sum((after * SLACK > (1.0 - p) * total).to(tl.int32), 0)
-    floor = tl.minimum(floor, BINS - 1)
-    chosen = tl.sum(tl.where(bin[None, :] <= floor, held, 0), 1)
-    tl.store(floors + row, floor)
-    ends = tl.cumsum(chosen, 0)
-    first = starts + row * (parts + 1)
-    tl.store(first + part, ends - chosen, mask=part < parts)
-    tl.store(first + parts, tl.sum(chosen, 0))
+    asked = row // rows_each
+    heat = tl.load(temperature + asked)
+    k, p = tl.load(top_k + asked), tl.load(top_p + asked).to(tl.float64)
+    m = tl.load(min_p + asked)
+    counting = (k > 0) & (k < vocabulary)
+    sharing = p < 1.0
+    if (heat > 0.0) & (counting | sharing | (m > 0.0)):
+        logits += row * vocabulary
+        first = part * span
+        last = tl.minimum(first + span, vocabulary)
+        every = tl.arange(0, PARTS)
+        here = row * parts + every
+        meeting = row * MEETINGS
+        keys += row * vocabulary
+        weights += row * vocabulary
+        if FIRST == 1:
+            tl.store(largest + row * parts + part, _largest(logits, first, last, TILE))
+            if TOGETHER:
+                _meet(counters, meeting, parts, ALONE)
+        if LAST > 1:
+            tops = tl.load(
+                largest + here, mask=every < parts, other=float("-inf"), cache_modifier=".cg"
+            )
+            most = tl.max(tops, 0)
+        if (FIRST <= 2) & (LAST >= 2):
+            weighing = sharing & (counting == 0)
+            held, mass = _spread(logits, first, last, most, heat, weighing, TILE, BINS, PER_UNIT)
+            tl.store(counts + (row * parts + part) * BINS + tl.arange(0, BINS), held)
+            tl.store(masses + row * parts + part, mass)
+            if TOGETHER:
+                _meet(counters, meeting + 1, parts, ALONE)
+        if LAST > 2:
+            parted = tl.load(masses + here, mask=every < parts, other=0.0, cache_modifier=".cg")
+            total = tl.sum(parted, 0)
+            bin = tl.arange(0, BINS)
+            held = tl.load(
+                counts + here[:, None] * BINS + bin[None, :],
+                mask=(every < parts)[:, None],
+                other=0,
+                cache_modifier=".cg",
+            )
+            floor = _floor(tl.sum(held, 0), total, k, p, m, counting, BINS, PER_UNIT, SLACK)
+            chosen = tl.sum(tl.where(bin[None, :] <= floor, held, 0), 1)
+            count = tl.sum(chosen, 0)
+        if (FIRST <= 3) & (LAST >= 3):
+            start = tl.sum(tl.where(every < part, chosen, 0), 0)
+            own = tl.sum(tl.where(every == part, chosen, 0), 0)
+            if own > 0:
+                _collect(
+                    logits, first, last, most, heat, floor, keys, weights, start,
+                    TILE, BINS, PER_UNIT,
+                )  # fmt: skip
+        if LAST == 4:
+            final = True
+            if TOGETHER:
+                if ALONE:
+                    tl.debug_barrier()
+                else:
+                    final = arrive(counters + meeting + 2) == parts - 1
+            if final:
+                if count <= RANKED:
+                    key = _ranked(keys, weights, count, total, k, p, m, counting, RANKED, LEAST)
+                else:
+                    key = _searched(keys, weights, count, total, k, p, m, counting, TILE, LEAST)
+                bits = key ^ ((key >> 31) & 0x7FFFFFFF)
+                tl.store(least + row, bits.to(tl.float32, bitcast=True))
+                if TOGETHER and not ALONE:
+                    for index in tl.static_range(MEETINGS):
+                        tl.store(counters + meeting + index, 0)
+    elif (LAST == 4) & (part == 0):
+        tl.store(least + row, float("-inf"))
+
+
+@triton.jit
+def _largest(logits, first, last, TILE: tl.constexpr):
+    most = tl.full((TILE,), float("-inf"), tl.float32)
+    for start in range(first, last, TILE):
+        at = start + tl.arange(0, TILE)
+        most = tl.maximum(most, tl.load(logits + at, mask=at < last, other=float("-inf")))
+    return tl.max(most, 0)
+
+
+@triton.jit
+def _bins(logits, most, heat, BINS: tl.constexpr, PER_UNIT: tl.constexpr):
+    """The larger the logit, the lower the bin; the last holds all that is far from the largest,
+    barred or not a number."""
+    distance = (most - logits) / heat * PER_UNIT
+    return tl.where(distance < BINS - 1, distance, BINS - 1).to(tl.int32)
+
+
+@triton.jit
+def _mass(logits, most, heat):
+    return tl.exp((logits.to(tl.float64) - most.to(tl.float64)) / heat.to(tl.float64))
+
+
+@triton.jit
+def _spread(
+    logits, first, last, most, heat, weighing,
+    TILE: tl.constexpr, BINS: tl.constexpr, PER_UNIT: tl.constexpr,
+):  # fmt: skip
+    """([BINS] logits per bin, what all of them weigh; 0 unless `weighing`)."""
+    held = tl.zeros((BINS,), tl.int32)
+    mass = tl.zeros((TILE,), tl.float64)
+    for start in range(first, last, TILE):
+        at = start + tl.arange(0, TILE)
+        values = tl.load(logits + at, mask=at < last, other=float("-inf"))
+        held += tl.histogram(_bins(values, most, heat, BINS, PER_UNIT), BINS)
+        if weighing:
+            mass += _mass(values, most, heat)
+    past = tl.cdiv(last - first, TILE) * TILE - (last - first)
+    return held - tl.where(tl.arange(0, BINS) == BINS - 1, past, 0), tl.sum(mass, 0)
+
+
+@triton.jit
+def _floor(
+    of_bin, total, k, p, m, counting,
+    BINS: tl.constexpr, PER_UNIT: tl.constexpr, SLACK: tl.constexpr,
+):  # fmt: skip
+    """The last bin that may hold what passes, and for top-k all that its masses are shares of."""
+    bin = tl.arange(0, BINS)
+    if counting:
+        floor = tl.sum((tl.cumsum(of_bin, 0) < k).to(tl.int32), 0)
+    else:
+        floor = BINS - 1
+        if p < 1.0:
+            most = of_bin * tl.exp(bin.to(tl.float64) * (-1.0 / PER_UNIT))
+            after = tl.cumsum(most, 0, reverse=True) - most
+            floor = tl.sum((after * SLACK > (1.0 - p) * total).to(tl.int32), 0)
+        if m > 0.0:
+            edge = tl.minimum(-tl.log(m) * (PER_UNIT * SLACK) + (SLACK - 1.0), BINS - 1)
+            floor = tl.minimum(floor, edge.to(tl.int32))
+    return tl.minimum(floor, BINS - 1)
 
 
 @triton.jit
 def _collect(
-    logits,  # [rows, vocabulary] fp32
-    temperature,  # [rows] fp32
-    largest,  # [rows, parts] fp32
-    floors,  # [rows] i32
-    starts,  # [rows, parts + 1] i32
-    keys,  # [rows, vocabulary] i32: the collected, ordered as their logits are
-    weights,  # [rows, vocabulary] fp64: their masses
-    vocabulary,
-    parts,
-    PARTS: tl.constexpr,
-    BINS: tl.constexpr,
-    PER_UNIT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    at = part * BLOCK + tl.arange(0, BLOCK)
-    cuda.gdc_launch_dependents()
-    cuda.gdc_wait()
-    first = tl.load(starts + row * (parts + 1) + part)
-    if tl.load(starts + row * (parts + 1) + part + 1) > first:
-        every = tl.arange(0, PARTS)
-        of_parts = tl.load(largest + row * parts + every, mask=every < parts, other=float("-inf"))
-        most = tl.max(of_parts, 0)
-        heat = tl.load(temperature + row)
-        heat = tl.where(heat == 0.0, 1.0, heat)
-        inside = at < vocabulary
-        values = tl.load(logits + row * vocabulary + at, mask=inside, other=float("-inf"))
-        chosen = inside & (bins(values, most, heat, BINS, PER_UNIT) <= tl.load(floors + row))
-        there = row * vocabulary + first + tl.cumsum(chosen.to(tl.int32), 0) - 1
-        mass = tl.exp((values.to(tl.float64) - most.to(tl.float64)) / heat.to(tl.float64))
-        tl.store(keys + there, ordered(values), mask=chosen)
-        tl.store(weights + there, mass, mask=chosen)
+    logits, first, last, most, heat, floor, keys, weights, there,
+    TILE: tl.constexpr, BINS: tl.constexpr, PER_UNIT: tl.constexpr,
+):  # fmt: skip
+    """Puts what lies down to bin `floor` side by side, from place `there` on."""
+    for start in range(first, last, TILE):
+        at = start + tl.arange(0, TILE)
+        values = tl.load(logits + at, mask=at < last, other=float("-inf"))
+        chosen = (at < last) & (_bins(values, most, heat, BINS, PER_UNIT) <= floor)
+        found = tl.sum(chosen.to(tl.int32), 0)
+        if found > 0:
+            place = there + tl.cumsum(chosen.to(tl.int32), 0) - 1
+            tl.store(keys + place, ordered(values), mask=chosen)
+            tl.store(weights + place, _mass(values, most, heat), mask=chosen)
+        there += found
 
 
 @triton.jit
-def _thresholds(
-    keys,  # [rows, vocabulary] i32
-    weights,  # [rows, vocabulary] fp64
-    masses,  # [rows, parts] fp64
-    starts,  # [rows, parts + 1] i32
-    top_k,  # [rows] i64
-    top_p,  # [rows] fp32
-    least,  # [rows] fp32
-    vocabulary,
-    parts,
-    PARTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    LEAST: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, PARTS)
-    cuda.gdc_launch_dependents()
-    cuda.gdc_wait()
-    keys += row * vocabulary
-    weights += row * vocabulary
-    count = tl.load(starts + row * (parts + 1) + parts)
-    k, p = tl.load(top_k + row), tl.load(top_p + row).to(tl.float64)
-    total = tl.sum(tl.load(masses + row * parts + part, mask=part < parts, other=0.0), 0)
-    floor = LEAST
-    if (k > 0) & (k < vocabulary):
-        floor = _reaches(keys, weights, count, k.to(tl.float64), LEAST, True, BLOCK, LEAST)
-        total, _, _ = _sums(keys, weights, count, floor, floor, floor, False, BLOCK)
+def _ranked(
+    keys, weights, count, total, k, p, m, counting, RANKED: tl.constexpr, LEAST: tl.constexpr
+):  # fmt: skip
+    """The smallest key that passes, by what is above each of them."""
+    STEP: tl.constexpr = 32
+    i = tl.arange(0, RANKED)
+    key = tl.load(keys + i, mask=i < count, other=LEAST, cache_modifier=".cg")
+    weight = tl.load(weights + i, mask=i < count, other=0.0, cache_modifier=".cg")
+    number = tl.zeros((RANKED, STEP), tl.int32)
+    above = tl.zeros((RANKED, STEP), tl.float64)
+    for start in range(0, count, STEP):
+        j = start + tl.arange(0, STEP)
+        other = tl.load(keys + j, mask=j < count, other=LEAST, cache_modifier=".cg")
+        mass = tl.load(weights + j, mask=j < count, other=0.0, cache_modifier=".cg")
+        larger = other[None, :] > key[:, None]
+        number += larger.to(tl.int32)
+        above += tl.where(larger, mass[None, :], 0.0)
+    passes = (i < count) & (weight >= m.to(tl.float64))
+    if counting:
+        among = (i < count) & (tl.sum(number, 1) < k)
+        total = tl.sum(tl.where(among, weight, 0.0), 0)
+        passes &= among
     if p < 1.0:
-        floor = _reaches(keys, weights, count, p * total, floor, False, BLOCK, LEAST)
-    bits = floor ^ ((floor >> 31) & 0x7FFFFFFF)
-    value = tl.where(floor == LEAST, float("-inf"), bits.to(tl.float32, bitcast=True))
-    tl.store(least + row, value)
+        passes &= tl.sum(above, 1) < p * total
+    return tl.min(tl.where(passes, key, 0x7FFFFFFF), 0)
+
+
+@triton.jit
+def _searched(
+    keys, weights, count, total, k, p, m, counting, TILE: tl.constexpr, LEAST: tl.constexpr
+):  # fmt: skip
+    """As _ranked, of any number."""
+    floor = LEAST
+    if counting:
+        floor = _reaches(keys, weights, count, k.to(tl.float64), True, TILE, LEAST)
+        total, _, _ = _sums(keys, weights, count, floor, floor, floor, False, TILE)
+    if p < 1.0:
+        share = _reaches(keys, weights, count, p * total, False, TILE, LEAST)
+        floor = tl.maximum(floor, share)
+    if m > 0.0:
+        smallest = tl.full((TILE,), 0x7FFFFFFF, tl.int32)
+        for start in range(0, count, TILE):
+            at = start + tl.arange(0, TILE)
+            key = tl.load(keys + at, mask=at < count, other=LEAST, cache_modifier=".cg")
+            mass = tl.load(weights + at, mask=at < count, other=0.0, cache_modifier=".cg")
+            smallest = tl.minimum(smallest, tl.where(mass >= m.to(tl.float64), key, 0x7FFFFFFF))
+        floor = tl.maximum(floor, tl.min(smallest, 0))
+    return floor
 
 
 @triton.jit
 def _reaches(
-    keys, weights, count, target, lowest, COUNTING: tl.constexpr, BLOCK: tl.constexpr,
-    LEAST: tl.constexpr,
+    keys, weights, count, target, COUNTING: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr
 ):  # fmt: skip
-    """The largest key down to which the masses, or with COUNTING the numbers, reach `target`;
-    `lowest` where it is not reached above that."""
+    """The largest key down to which the masses, or with COUNTING the numbers, reach `target`."""
     found = LEAST
     for step in range(16):
         unit = 1 << (30 - 2 * step)
         first, second, third = found + unit, found + 2 * unit, found + 3 * unit
-        a, b, c = _sums(keys, weights, count, first, second, third, COUNTING, BLOCK)
+        a, b, c = _sums(keys, weights, count, first, second, third, COUNTING, TILE)
         digit = tl.where(a >= target, 1, 0) + tl.where(b >= target, 1, 0)
         found += (digit + tl.where(c >= target, 1, 0)) * unit
-    return tl.maximum(found, lowest)
+    return found
 
 
 @triton.jit
 def _sums(
-    keys, weights, count, first, second, third, COUNTING: tl.constexpr, BLOCK: tl.constexpr
+    keys, weights, count, first, second, third, COUNTING: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """What keys of at least `first`, of at least `second` and of at least `third` weigh."""
-    sums = tl.zeros((2, 2), tl.float64)
-    for start in range(0, count, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        key = tl.load(keys + at, mask=at < count, other=-(2**31))
+    a = tl.zeros((TILE,), tl.float64)
+    b, c = a, a
+    for start in range(0, count, TILE):
+        at = start + tl.arange(0, TILE)
+        key = tl.load(keys + at, mask=at < count, other=-(2**31), cache_modifier=".cg")
         if COUNTING:
             weight = (at < count).to(tl.float64)
         else:
-            weight = tl.load(weights + at, mask=at < count, other=0.0)
-        low = tl.join(tl.where(key >= first, weight, 0.0), tl.where(key >= second, weight, 0.0))
-        high = tl.join(tl.where(key >= third, weight, 0.0), tl.zeros((BLOCK,), tl.float64))
-        sums += tl.sum(tl.join(low, high), 0)  # all in one reduction
-    # The last axis parts low from high.
-    low, high = tl.split(sums)
-    a, b = tl.split(low)
-    c, _ = tl.split(high)
-    return a, b, c
+            weight = tl.load(weights + at, mask=at < count, other=0.0, cache_modifier=".cg")
+        a += tl.where(key >= first, weight, 0.0)
+        b += tl.where(key >= second, weight, 0.0)
+        c += tl.where(key >= third, weight, 0.0)
+    # All in one reduction. The last axis parts low from high.
+    low, high = tl.split(tl.sum(tl.join(tl.join(a, b), tl.join(c, c)), 0))
+    first_sum, second_sum = tl.split(low)
+    third_sum, _ = tl.split(high)
+    return first_sum, second_sum, third_sum

@@ -42,6 +42,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "stream": cell.get("stream", 0),
         "filtered": filtered,
         "greedy": kind == "greedy",
+        "counters": make.integers(3 * rows, low=0, high=1, dtype="i32"),
     }
 
 
@@ -55,7 +56,11 @@ def cost(sizes: Mapping[str, int]) -> Cost:
 
 
 CONTRACT = Contract(
-    axes={"S": "rows", "V": "vocabulary, whole"},
+    axes={
+        "S": "rows",
+        "V": "vocabulary, whole",
+        "COUNTERS": "where programs of a launch meet",
+    },
     args={
         "logits": Arg("S V", "f32"),
         "temperature": Arg("S", "f32"),
@@ -67,6 +72,7 @@ CONTRACT = Contract(
         "stream": Value(int, "separates the draws of one position"),
         "filtered": Value(bool, "whether any row filters"),
         "greedy": Value(bool, "whether every temperature is 0"),
+        "counters": Arg("COUNTERS", "i32", optional=True),
     },
     returns={"tokens": Arg("S", "i64"), "finite": Arg("S", "bool")},
     cost=cost,

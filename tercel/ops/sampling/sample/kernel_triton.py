@@ -1,23 +1,24 @@
-"""sampling/sample, in two launches for greedy rows, three for draws, seven where a row filters.
+"""sampling/sample in two launches: of a stage each, or, where a row filters, of both stages after
+the filters (kernel_threshold.py).
 
-    1. of each part of a row: the largest logit, its first id, whether all are numbers
-    2. of each part, in fp64: the mass exp((logit - largest) / temperature)
-    3. the part in which the cumulative mass passes u of the whole, then the id inside it
+    1. of each part of a row: the largest logit, its first id, whether all are numbers; in fp64 the
+       mass exp((logit - largest) / temperature) of what passes the filters
+    2. by the last program of the row to get there: the part in which the cumulative mass passes u
+       of the whole, then the id inside it
 
-Filters lie between: the smallest logit that passes top-k and top-p (kernel_threshold.py, three
-launches), then the masses again, of what passes that and min-p. Parts are taken in id order and
-nothing is added by atomics, so a row's token depends on that row alone.
+Parts are taken in id order and the only atomics count programs, so a row's token depends on that
+row alone. A second launch starts sooner than a last program knows that it is the last, by 0.6 us;
+a small vocabulary is one part and one launch. Without counters every stage is a launch.
 """
-
-from functools import partial
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from tercel.ops._lib.kernel_meeting import arrive
 from tercel.ops._lib.kernel_philox import uniform
-from tercel.ops._lib.kernel_threshold import BINS, PER_UNIT, bins, thresholds
+from tercel.ops._lib.kernel_threshold import thresholds
 
 BLOCK = 2048
 """Logits per program: 80 parts of K3's vocabulary."""
@@ -35,6 +36,7 @@ def sample(
     stream: int,
     filtered: bool,
     greedy: bool = False,
+    counters: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rows, vocabulary = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -44,126 +46,62 @@ def sample(
     parts = triton.cdiv(vocabulary, BLOCK)
     largest = logits.new_empty(rows, parts)
     ids = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
-    launched = {"num_warps": 4, "launch_pdl": True}
-    _largest[(parts, rows)](logits, largest, ids, vocabulary, BLOCK=BLOCK, **launched)
     masses = least = None
     if not greedy:
-        sizes = (vocabulary, parts)
         masses = torch.empty(rows, parts, dtype=torch.float64, device=logits.device)
-        counts = torch.empty(rows, parts, BINS, dtype=torch.int32, device=logits.device)
-        held = {"BLOCK": BLOCK, "PARTS": triton.next_power_of_2(parts)}
-        held |= {"BINS": BINS, "PER_UNIT": PER_UNIT}
-        weigh = partial(_masses[(parts, rows)], logits, temperature, largest)
-        weigh(None, None, masses, counts if filtered else None, *sizes, **held, **launched)
         if filtered:
-            asked = (logits, temperature, top_k, top_p)
-            least = thresholds(*asked, largest, masses, counts, BLOCK)
-            weigh(least, min_p, masses, None, *sizes, **held, **launched)
-    drawn = (logits, temperature, seeds, positions, largest, ids, masses, least)
-    _token[(rows,)](
-        *drawn,
-        min_p,
-        tokens,
-        finite,
-        vocabulary,
-        parts,
-        stream,
-        BLOCK=BLOCK,
-        PARTS=triton.next_power_of_2(parts),
-        **launched,
-    )
+            asked = (temperature, top_k, top_p, min_p)
+            least = thresholds(logits, *asked, counters=counters)
+    meets = filtered and counters is not None and counters.numel() >= rows
+    together = parts == 1 or meets
+    for first, last in ((1, 2),) if together else ((1, 1), (2, 2)):
+        _sample[(parts if first == 1 else 1, rows)](
+            logits,
+            temperature,
+            least,
+            seeds,
+            positions,
+            largest,
+            ids,
+            masses,
+            counters,
+            tokens,
+            finite,
+            vocabulary,
+            parts,
+            stream,
+            BLOCK=BLOCK,
+            PARTS=triton.next_power_of_2(parts),
+            ALONE=parts == 1,
+            FIRST=first,
+            LAST=last,
+            num_warps=4,
+            launch_pdl=True,
+        )
     return tokens, finite
 
 
 @triton.jit
-def _largest(
-    logits,  # [rows, vocabulary] fp32
-    largest,  # [rows, parts] fp32, NaN where a logit is
-    ids,  # [rows, parts] i32
-    vocabulary,
-    BLOCK: tl.constexpr,
-):
-    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    at = part * BLOCK + tl.arange(0, BLOCK)
-    cuda.gdc_launch_dependents()
-    cuda.gdc_wait()
-    values = tl.load(logits + row * vocabulary + at, mask=at < vocabulary, other=float("-inf"))
-    broken = tl.max((values != values).to(tl.int32), 0) > 0
-    most = tl.max(values, 0)
-    first = tl.min(tl.where(values == most, at, vocabulary), 0)
-    there = row * tl.num_programs(0) + part
-    tl.store(largest + there, tl.where(broken, float("nan"), most))
-    tl.store(ids + there, first)
-
-
-@triton.jit
-def _whole(largest, row, parts, PARTS: tl.constexpr):
-    """(largest logit of the row, whether all its logits are numbers below +inf and one is not
-    -inf, the parts' largest)."""
-    part = tl.arange(0, PARTS)
-    values = tl.load(largest + row * parts + part, mask=part < parts, other=float("-inf"))
-    broken = tl.max((values != values).to(tl.int32), 0) > 0
-    most = tl.max(values, 0)
-    return most, (most - most == 0.0) & (broken == 0), values
-
-
-@triton.jit
-def _mass(logits, most, temperature, least, min_p, row):
-    """fp64, relative to the largest: the sum over the vocabulary cannot overflow. Zero below the
-    row's `least` logit and below min_p, if there are such."""
-    heat = tl.where(temperature == 0.0, 1.0, temperature).to(tl.float64)
-    mass = tl.exp((logits.to(tl.float64) - most.to(tl.float64)) / heat)
+def _mass(logits, most, heat, least, row):
+    """fp64, relative to `most`; zero where barred and below the row's `least` logit."""
+    passes = logits > float("-inf")
     if least is not None:
-        passes = (logits >= tl.load(least + row)) & (mass >= tl.load(min_p + row).to(tl.float64))
-        mass = tl.where(passes, mass, 0.0)
-    return mass
-
-
-@triton.jit
-def _masses(
-    logits,  # [rows, vocabulary] fp32
-    temperature,  # [rows] fp32
-    largest,  # [rows, parts] fp32
-    least,  # [rows] fp32, or None: nothing is filtered
-    min_p,  # [rows] fp32, or None
-    masses,  # [rows, parts] fp64
-    counts,  # [rows, parts, BINS] i32, or None
-    vocabulary,
-    parts,
-    BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
-    BINS: tl.constexpr,
-    PER_UNIT: tl.constexpr,
-):
-    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    at = part * BLOCK + tl.arange(0, BLOCK)
-    cuda.gdc_launch_dependents()
-    cuda.gdc_wait()
-    most, _, _ = _whole(largest, row, parts, PARTS)
-    values = tl.load(logits + row * vocabulary + at, mask=at < vocabulary, other=float("-inf"))
-    temperature = tl.load(temperature + row)
-    mass = _mass(values, most, temperature, least, min_p, row)
-    there = row * parts + part
-    tl.store(masses + there, tl.sum(mass, 0))
-    if counts is not None:
-        heat = tl.where(temperature == 0.0, 1.0, temperature)
-        held = tl.histogram(bins(values, most, heat, BINS, PER_UNIT), BINS)
-        bin = tl.arange(0, BINS)
-        past = tl.maximum(part * BLOCK + BLOCK - vocabulary, 0)
-        tl.store(counts + there * BINS + bin, held - tl.where(bin == BINS - 1, past, 0))
+        passes &= logits >= tl.load(least + row)
+    heat = tl.where(heat == 0.0, 1.0, heat).to(tl.float64)
+    return tl.where(passes, tl.exp((logits.to(tl.float64) - most.to(tl.float64)) / heat), 0.0)
 
 
 @triton.jit(do_not_specialize=("stream",))
-def _token(
+def _sample(
     logits,  # [rows, vocabulary] fp32
     temperature,  # [rows] fp32
+    least,  # [rows] fp32, or None: nothing is filtered
     seeds,  # [rows] i64
     positions,  # [rows] i64
-    largest,  # [rows, parts] fp32
+    largest,  # [rows, parts] fp32, NaN where a logit is
     ids,  # [rows, parts] i32
     masses,  # [rows, parts] fp64; None: all rows are greedy
-    least,  # [rows] fp32, or None: nothing is filtered
-    min_p,  # [rows] fp32
+    counters,  # [rows] i32 zeros
     tokens,  # [rows] i64
     finite,  # [rows] bool
     vocabulary,
@@ -171,17 +109,62 @@ def _token(
     stream,
     BLOCK: tl.constexpr,
     PARTS: tl.constexpr,
+    ALONE: tl.constexpr,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    part = tl.arange(0, PARTS)
+    """Stages FIRST .. LAST; both in one launch, or each alone."""
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    logits += row * vocabulary
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
-    most, is_finite, values = _whole(largest, row, parts, PARTS)
-    held = tl.load(ids + row * parts + part, mask=part < parts, other=0)
-    token = tl.min(tl.where((values == most) & (part < parts), held, vocabulary), 0)
+    heat = tl.load(temperature + row)
+    if FIRST == 1:
+        at = part * BLOCK + tl.arange(0, BLOCK)
+        values = tl.load(logits + at, mask=at < vocabulary, other=float("-inf"))
+        broken = tl.max((values != values).to(tl.int32), 0) > 0
+        most = tl.max(values, 0)
+        first = tl.min(tl.where(values == most, at, vocabulary), 0)
+        there = row * parts + part
+        tl.store(largest + there, tl.where(broken, float("nan"), most))
+        tl.store(ids + there, first)
+        if masses is not None:
+            mass = tl.sum(_mass(values, most, heat, least, row), 0)
+            tl.store(masses + there, mass)
+    final = True
+    if FIRST < LAST:
+        if ALONE:
+            tl.debug_barrier()
+        else:
+            final = arrive(counters + row) == parts - 1
+    if (LAST == 2) & final:
+        token, is_finite = _conclude(
+            logits, heat, least, seeds, positions, largest, ids, masses, row, vocabulary, parts,
+            stream, BLOCK, PARTS,
+        )  # fmt: skip
+        tl.store(tokens + row, token.to(tl.int64))
+        tl.store(finite + row, is_finite)
+        if FIRST < LAST and not ALONE:
+            tl.store(counters + row, 0)
+
+
+@triton.jit
+def _conclude(
+    logits, heat, least, seeds, positions, largest, ids, masses, row, vocabulary, parts, stream,
+    BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """(token; whether all logits of the row are numbers below +inf and one is more than -inf)."""
+    part = tl.arange(0, PARTS)
+    here, there = row * parts + part, part < parts
+    tops = tl.load(largest + here, mask=there, other=float("-inf"), cache_modifier=".cg")
+    broken = tl.max((tops != tops).to(tl.int32), 0) > 0
+    most = tl.max(tops, 0)
+    is_finite = (most - most == 0.0) & (broken == 0)
+    held = tl.load(ids + here, mask=there, other=0, cache_modifier=".cg")
+    token = tl.min(tl.where((tops == most) & there, held, vocabulary), 0)
     if masses is not None:
-        heat = tl.load(temperature + row)
-        mass = tl.load(masses + row * parts + part, mask=part < parts, other=0.0)
+        mass = tl.load(masses + here, mask=there, other=0.0, cache_modifier=".cg")
+        mass *= _mass(tops, most, heat, None, row)
         upto = tl.cumsum(mass, 0)
         u = uniform(tl.load(seeds + row), tl.load(positions + row), stream)
         target = u * tl.max(upto, 0)
@@ -189,11 +172,10 @@ def _token(
         chosen = tl.minimum(tl.sum((upto <= target).to(tl.int32), 0), parts - 1)
         before = tl.max(tl.where(part < chosen, upto, 0.0), 0)
         at = chosen * BLOCK + tl.arange(0, BLOCK)
-        inner = tl.load(logits + row * vocabulary + at, mask=at < vocabulary, other=float("-inf"))
-        inner = _mass(inner, most, heat, least, min_p, row)
+        inner = tl.load(logits + at, mask=at < vocabulary, other=float("-inf"))
+        inner = _mass(inner, most, heat, least, row)
         last = tl.max(tl.where(inner > 0.0, at, 0), 0)
         passed = before + tl.cumsum(inner, 0) > target
         drawn = tl.minimum(tl.min(tl.where(passed, at, vocabulary), 0), last)
         token = tl.where(heat == 0.0, token, drawn)
-    tl.store(tokens + row, tl.where(is_finite, token, 0).to(tl.int64))
-    tl.store(finite + row, is_finite)
+    return tl.where(is_finite, token, 0), is_finite

@@ -21,6 +21,7 @@ def sample(
     stream: int,
     filtered: bool,
     greedy: bool = False,
+    counters: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One token per row, and whether the row's logits allow one.
 
@@ -35,6 +36,8 @@ def sample(
         stream: separates several draws at one position, such as a draft and its replacement.
         filtered: whether any row has top_k, top_p or min_p; False skips the sort.
         greedy: whether every temperature is 0; True skips the draw.
+        counters: [COUNTERS] i32 zeros, left zero, that no other call uses meanwhile. With three a
+            row, kernels that filter take two launches; without, up to six.
     Returns:
         (tokens [S] i64, finite [S] bool), newly allocated. A row with NaN, with +inf, or with
         -inf alone is not finite and gets token 0.

@@ -18,6 +18,7 @@ def sample(
     stream: int,
     filtered: bool,
     greedy: bool = False,
+    counters: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     largest, tokens = logits.max(-1)
     finite = largest.isfinite()  # NaN and +inf are the largest of a row; -inf is when all are

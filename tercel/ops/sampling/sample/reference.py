@@ -17,6 +17,7 @@ def sample(
     stream: int,
     filtered: bool,
     greedy: bool = False,
+    counters: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     tokens, finite = [], []
     for row, heat, k, p, m, seed, position in zip(

@@ -180,6 +180,24 @@ def test_filters_keep_what_equals_the_smallest(implementation):
             assert token in order[:count]
 
 
+@pytest.mark.parametrize("implementation", TESTED)
+def test_flat_rows_keep_more_than_are_compared(implementation):
+    """top-k then top-p, and top-p with min-p; each keeps hundreds, of two parts."""
+    arguments = {
+        "logits": torch.randn(2, 2100, generator=torch.Generator().manual_seed(4)) * 0.3,
+        "temperature": torch.ones(2),
+        "top_k": torch.tensor([600, 0]),
+        "top_p": torch.tensor([0.7, 0.9]),
+        "min_p": torch.tensor([0.0, 0.3]),
+        "seeds": torch.arange(2),
+        "positions": torch.full((2,), 3),
+        "stream": 0,
+        "filtered": True,
+    }
+    tokens, _ = sample.using(implementation)(**arguments)
+    assert torch.equal(tokens, sample.using("reference")(**arguments)[0])
+
+
 @pytest.mark.parametrize(
     "change",
     [
