@@ -94,6 +94,8 @@ def test_the_text_is_that_of_plain_decoding(prompts, plain, options):
             if name == "greedy":
                 assert sum(each.accepted_tokens for each in completions) > 60
         calls = llm.engine.stats().program_calls
+        work = llm.engine._runner._work
+        assert work._drafting._drafter.plan.embed is work._program.weights.embed
     assert calls["drafter.markov_chain:markov_chain:portable"] > 0
     assert calls["drafter.context_kv:context_kv:portable"] > 0
 

@@ -3,15 +3,18 @@
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
 from tercel.cli import main
+from tercel.core.drafter_formats import read_drafter_config
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.errors import ConfigError
 from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.drafter import StoredTable, load_drafter
 from tercel.weights.load import load_model
 from tercel.weights.manifest import family_of_config, manifest_from_config
 from tercel.weights.published import published_config
@@ -21,6 +24,7 @@ from tercel.weights.rows import Place
 from tercel.weights.table import model_table
 from tercel.weights.tiny import FAMILIES, tiny_config
 from tests.targets.layouts import FOR_16_RANKS, K3_FOR_16_RANKS, LAYOUTS
+from tests.weights.loading import flat
 
 REPLICATED = re.compile(
     r"norm$|layernorm$|_res_(norm|proj)$|\.(q_a_proj|kv_a_proj_with_mqa|f_a_proj|g_a_proj)$"
@@ -28,6 +32,8 @@ REPLICATED = re.compile(
 )
 """What every rank of a stage reads whole: norms, selections, latents before the heads, the router,
 and the way down into the experts' latent."""
+CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
+EMBED = "language_model.model.embed_tokens.weight"
 PUBLISHED = ("tp16_moetp4ep4", "tp16_moetp16ep1", "tp8_pp2")
 
 
@@ -113,6 +119,35 @@ def test_a_rank_reads_what_its_manifest_says(originals, layout):
             progress=progress,
         )
         assert total["done"] == rank_manifest(config_json, layout, rank).num_bytes
+
+
+@pytest.mark.parametrize(
+    ("layout", "again"), [("tp1", 0), ("tp2", 0), ("tp1_pp2", 1280), ("tp2_pp2", 640)]
+)
+def test_a_drafter_keeps_no_copy_of_the_targets_embedding(layout, again):
+    """A last stage that is not the first reads its own rows of it."""
+    target = json.loads((CHECKPOINTS / "nano/config.json").read_text())
+    drafter, layout = read_drafter_config(CHECKPOINTS / "nano-dspark"), Layout.parse(layout)
+    rank = layout.world_size - 1
+    part = rank_manifest(target, layout, rank, drafter)
+    assert set(rank_manifest(target, layout, rank).entries) <= set(part.entries)
+    own = {e.field: e for e in part.entries if e.field.startswith("drafter.")}
+    embed = own.pop("drafter.embed", None)
+    assert (0 if embed is None else embed.num_bytes) == again * 256 * 2
+    weights = load_drafter(
+        Checkpoint.open(CHECKPOINTS / "nano-dspark"),
+        drafter,
+        layout,
+        rank % layout.tp,
+        embed=StoredTable(Checkpoint.open(CHECKPOINTS / "nano"), EMBED),
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    assert weights.embed is None and weights.mask_row is not None
+    derived = weights.mask_row.nbytes + weights.inv_freq.nbytes
+    kept = sum(tensor.nbytes for tensor in flat(weights).values()) - derived
+    entries = [e for e in part.entries if e.field.startswith("drafter.") and e is not embed]
+    assert kept == sum(entry.num_bytes for entry in entries)
 
 
 def test_copies_of_experts_and_of_what_lies_beside_them():

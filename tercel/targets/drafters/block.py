@@ -83,6 +83,10 @@ def create(plan: DrafterPlan) -> BlockDrafter:
     few, many = bind_drafter(plan, rows=1), bind_drafter(plan, rows=MAX_ROWS + 1)
     for item in few.values():
         _LOG.info("drafter.%s: %s %s", item.site, item.op.name, item.reason)
+        more = many[item.site]
+        if more.op is not item.op:
+            text = "drafter.%s above %d rows: %s %s"
+            _LOG.info(text, item.site, MAX_ROWS, more.op.name, more.reason)
     few_table, many_table = (counted_table(x, plan.counts, prefix="drafter.") for x in (few, many))
     counters = torch.zeros(COUNTERS, dtype=torch.int32, device=plan.embed.device)
     return BlockDrafter(plan, few_table, many_table, counters)
