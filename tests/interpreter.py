@@ -1,11 +1,12 @@
 """Triton kernels on a CPU: its interpreter, made right where it is wrong, and faster.
 
-Without a GPU the kernels of this project run interpreted. Four things need help: a dot of bf16
+Without a GPU the kernels of this project run interpreted. Five things need help: a dot of bf16
 multiplies the raw bits of its operands, a cast of fp32 to bf16 cuts bits off instead of rounding
-to nearest, casts from and to e4m3 are wrong for NaN, and the grid-dependency instructions are
-unknown. Three cost more than half of its time for nothing: every call of a device function
-replaces the functions of the language again, every operation builds the table of numpy's types,
-and every sum of integers computes whether it overflows for an assertion that is off.
+to nearest, casts from and to e4m3 are wrong for NaN, and the grid-dependency instructions and
+inline assembly are unknown, of which a prefetch changes nothing that a program sees. Three cost
+more than half of its time for nothing: every call of a device function replaces the functions of
+the language again, every operation builds the table of numpy's types, and every sum of integers
+computes whether it overflows for an assertion that is off.
 """
 
 import importlib.util
@@ -40,7 +41,12 @@ def enable() -> None:
 
     cuda.gdc_wait = cuda.gdc_launch_dependents = _nothing
     if InterpreterBuilder.create_dot is not _dot:
-        mends = {"create_dot": _dot, "cast_impl": _cast, "create_fp_to_fp": _fp8}
+        mends = {
+            "create_dot": _dot,
+            "cast_impl": _cast,
+            "create_fp_to_fp": _fp8,
+            "create_inline_asm": _assembly,
+        }
         for name, mended in mends.items():
             setattr(InterpreterBuilder, f"plain_{name}", getattr(InterpreterBuilder, name))
             setattr(InterpreterBuilder, name, mended)
@@ -109,6 +115,27 @@ def _fp8(builder: Any, value: Any, dst_type: Any, *rounding: Any) -> Any:
         wide = torch.from_numpy(np.ascontiguousarray(_cast(builder, value, tl.float32).data))
         return TensorHandle(wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy(), target)
     return builder.plain_create_fp_to_fp(value, dst_type, *rounding)
+
+
+class _Zeros:
+    """What a prefetch gives back, because every piece of assembly must give something."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self._shape, self._dtype = shape, dtype
+
+    def get_result(self, _index: int) -> Any:
+        from triton.runtime.interpreter import TensorHandle
+
+        return TensorHandle(np.zeros(self._shape, np.int32), self._dtype)
+
+
+def _assembly(builder: Any, text: str, constraints: str, values: Any, *options: Any) -> Any:
+    """Prefetches do nothing; other assembly cannot be interpreted."""
+    import triton.language as tl
+
+    if not text.startswith("prefetch."):
+        return builder.plain_create_inline_asm(text, constraints, values, *options)
+    return _Zeros(values[0].data.shape, tl.int32)
 
 
 def _is_bf16(dtype: Any) -> bool:

@@ -18,6 +18,7 @@ from tercel.core.step import StepClass
 from tercel.errors import ConfigError, NoTarget
 from tercel.parallel import SingleGroup
 from tercel.targets.binding import SAMPLING, Binding, Bound, bind, bind_sites, packs
+from tercel.targets.launch_order import ReadTooEarly
 from tercel.targets.program import (
     Program,
     certified_fraction,
@@ -91,7 +92,8 @@ def resolve(
 ) -> Plan:
     """Chooses the target, binds its sites, and runs its recipe on meta tensors: every call is
     checked against its contract, and decode steps are proven free of host reads. A kernel that does
-    not serve the model's sizes gives way to the next."""
+    not serve the model's sizes gives way to the next, and what its place among the launches keeps
+    from reading early waits."""
     layout = Layout.parse(config.layout)
     layout.check(model)
     routed = route(Question(model, config, layout, arch))
@@ -102,8 +104,11 @@ def resolve(
     place = Rank(layout, rank, model, sums)
     cache = meta_cache(place, config.page_size, dtype)
     refused: dict[tuple[str, str, str], str] = {}
+    late: set[tuple[str, str]] = set()
     while True:
-        binding = bind(routed.row, arch or Arch.CPU, ordered=sums is not None, refused=refused)
+        binding = bind(
+            routed.row, arch or Arch.CPU, ordered=sums is not None, refused=refused, late=late
+        )
         weights = meta_model(model, layout, rank, dtype=dtype, packs=packs(binding, dtype))
         resolved = (routed.row, binding, weights, cache, place, config.page_size)
         try:
@@ -113,6 +118,10 @@ def resolve(
             if routed.row.policy != "best" or refusal.key in refused:
                 raise
             refused[refusal.key] = refusal.reason
+        except ReadTooEarly as refusal:
+            if not refusal.when or (refusal.site, refusal.when) in late:
+                raise
+            late.add((refusal.site, refusal.when))
     if config.mode == "require":
         _check_certified(routed, calls[StepClass.DECODE])
     prove_decode_reads_nothing(*resolved)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kernel_prefetch import can_prefetch, prefetch
+from tercel.ops._lib.kernel_prefetch import prefetch_lines
 from tercel.ops._lib.kernel_rotary import norm_turn, turns
 
 ROWS, MOST_HEADS = 64, 32
@@ -147,7 +147,6 @@ def attend(
         ANCHORED=seen.window_from_anchor,
         CAUSAL=seen.causal,
         INTERLEAVED=bool(turn and turn.interleaved),
-        EARLY=can_prefetch(q),
         num_warps=config.warps,
         launch_pdl=True,
     )
@@ -273,7 +272,6 @@ def _attend(
     ANCHORED: tl.constexpr,
     CAUSAL: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     ROWS: tl.constexpr = SLOTS * HEADS
     member = tl.program_id(0) % members
@@ -311,11 +309,10 @@ def _attend(
     keys = k_cache + kv.to(tl.int64) * k_cache_head
     if v_cache is not None:
         values = v_cache + kv.to(tl.int64) * v_cache_head
-    if EARLY:
-        line = tl.arange(0, max(V // 64, 1))[None, :] * min(V, 64)
-        prefetch(_rows(keys, page, begin * TOKENS, k_page, k_slot, PAGE, TOKENS) + line)
-        if v_cache is not None:
-            prefetch(_rows(values, page, begin * TOKENS, v_page, v_slot, PAGE, TOKENS) + line)
+    line = tl.arange(0, max(V // 64, 1))[None, :] * min(V, 64)
+    prefetch_lines(_rows(keys, page, begin * TOKENS, k_page, k_slot, PAGE, TOKENS) + line)
+    if v_cache is not None:
+        prefetch_lines(_rows(values, page, begin * TOKENS, v_page, v_slot, PAGE, TOKENS) + line)
     if q_norm is not None:
         frequency = tl.load(inv_freq + tl.arange(0, V // 2))
         of_q = tl.load(q_norm + d)

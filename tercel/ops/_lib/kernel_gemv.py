@@ -14,7 +14,9 @@ gate. A program's tile is then half gate rows and half up rows of the same outpu
 both factors and the weight keeps its order.
 
 `held` and `stream` read weights before the grid-dependency wait, which constants allow, so that
-under programmatic dependent launch the stream starts while the previous kernel still runs.
+under programmatic dependent launch the stream starts while the previous kernel still runs. They let
+the next kernel start at once for the same reason; a gated linear unit does so after its wait, so
+that experts behind it may read the ids of a routing before it (targets/launch_order.py).
 """
 
 from typing import Any, NamedTuple
@@ -239,13 +241,16 @@ def held(
     tile = tl.program_id(0)
     row = row_of(tile, tl.arange(0, ROWS), columns, ROWS, GLU)
     k = tl.arange(0, WIDTH)
-    cuda.gdc_launch_dependents()
+    if not GLU:
+        cuda.gdc_launch_dependents()
     here = weight + row.to(tl.int64)[:, None] * K + k[None, :]
     rows = tl.load(here, mask=(k < K)[None, :], other=0.0)
     OUTPUTS: tl.constexpr = ROWS // 2 if GLU else ROWS
     output = (tile * OUTPUTS + tl.arange(0, OUTPUTS))[:, None]
     outputs = columns // 2 if GLU else columns
     cuda.gdc_wait()  # x is the previous kernel's
+    if GLU:
+        cuda.gdc_launch_dependents()
     for token in range(tokens):
         values = tl.load(x + token * x_stride + k, mask=k < K, other=0.0)
         sums = tl.sum(rows.to(tl.float32) * values.to(tl.float32)[None, :], 1)[:, None]
@@ -281,8 +286,11 @@ def wide(
     row = row_of(tile, tl.arange(0, ROWS), columns, ROWS, GLU)
     part = tl.program_id(2)
     k = tl.arange(0, DEPTH)
-    cuda.gdc_launch_dependents()
+    if not GLU:
+        cuda.gdc_launch_dependents()
     cuda.gdc_wait()
+    if GLU:
+        cuda.gdc_launch_dependents()
     w = weight + row.to(tl.int64)[:, None] * K + k[None, :] + part * SPAN
     xs = x + tl.minimum(token, tokens - 1)[None, :] * x_stride + k[:, None] + part * SPAN
     if CHAIN >= SPAN:
@@ -344,8 +352,11 @@ def combine(
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real, output = at < size, at % outputs
-    cuda.gdc_launch_dependents()
+    if not GLU:
+        cuda.gdc_launch_dependents()
     cuda.gdc_wait()
+    if GLU:
+        cuda.gdc_launch_dependents()
     if GLU:
         gate = sums + at // outputs * (2 * outputs) + output
         first = _added(gate, real, 2 * size, PARTS, BLOCK).to(dtype).to(tl.float32)

@@ -49,7 +49,8 @@ def stream(
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [num_warps, 1, 1], [1, 16, 8])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
-    cuda.gdc_launch_dependents()
+    if not GLU:
+        cuda.gdc_launch_dependents()
     token = gl.program_id(0) * TOKENS
     tile = gl.program_id(1)
     part = gl.program_id(2)
@@ -67,6 +68,8 @@ def stream(
     there = gl.minimum(count, tokens - 1 - token) * x_stride + deep
     x += token.to(gl.int64) * x_stride + part * SPAN
     cuda.gdc_wait()  # x is the previous kernel's
+    if GLU:
+        cuda.gdc_launch_dependents()
     sums = gl.zeros((num_warps, ROWS, TOKENS), gl.float32, SUMS)
     values = ()
     for step in gl.static_range(min(NEAR, STEPS)):

@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from tercel.ops._lib.kernel_meeting import arrive
-from tercel.ops._lib.kernel_prefetch import LINE, can_prefetch, prefetch
+from tercel.ops._lib.kernel_prefetch import LINE, prefetch_lines
 from tercel.ops._lib.kernel_rotary import norm_rotate
 
 PROGRAMS = 560
@@ -53,7 +53,7 @@ def choose(tokens: int, rows: int, hidden: int, dim: int, element_size: int) -> 
     batches = triton.cdiv(tokens, batch)
     step = (256 if batches == 1 and dim <= 128 else 128) // element_size
     step = max(min(step, triton.next_power_of_2(hidden)), 16)
-    parts = min(PROGRAMS // (rows * batches), hidden // SPANS[0 if few else 1])
+    parts = min(PROGRAMS // (rows * batches), triton.cdiv(hidden, SPANS[0 if few else 1]))
     tiles = triton.cdiv(hidden, step)
     parts = triton.cdiv(tiles, triton.cdiv(tiles, max(parts, 1)))
     warps = 4 if batches > 1 or (few and dim <= 64) else 8
@@ -131,7 +131,7 @@ def launch(
         SPAN=span,
         PARTS=config.parts,
         STAGES=config.stages,
-        LINES=_lines(x, config, span) if config.early and can_prefetch(x) else 0,
+        LINES=_lines(x, config, span) if config.early else 0,
         CHAIN=config.step if x.element_size() == 4 else 0,
         INTERLEAVED=interleaved,
         num_warps=config.warps,
@@ -188,7 +188,7 @@ def _write_head(
     if LINES:
         APART: tl.constexpr = LINE * 8 // weight.dtype.element_ty.primitive_bitwidth
         line = part * SPAN + tl.arange(0, LINES) * APART
-        prefetch(rows + tl.minimum(line, N - 1)[None, :])
+        prefetch_lines(rows + tl.minimum(line, N - 1)[None, :])
     norm = tl.load(k_norm + layer * D + d)
     frequency = tl.load(inv_freq + tl.arange(0, D // 2))
     cuda.gdc_wait()
