@@ -32,11 +32,8 @@ CONFIGS = {
     "two turns, free registers": Config(turns=2, registers=None),
 }
 OF_MXFP8 = {
-    "one turn, apart": CONFIGS["one turn"]._replace(widens=True, rounds=True),
-    "two turns, widened": CONFIGS["two turns"]._replace(widens=True),
-    "two turns, rounded": CONFIGS["two turns"]._replace(rounds=True),
-    "two turns, apart": CONFIGS["two turns"]._replace(widens=True, rounds=True),
-    "two turns, free registers, apart": Config(turns=2, registers=None, widens=True, rounds=True),
+    f"{name}, apart": CONFIGS[name]._replace(apart=True)
+    for name in ("one turn", "two turns", "two turns, free registers")
 }
 """What launches of their own do; W4A16 has neither."""
 
@@ -150,9 +147,9 @@ def measure(case: Case, quick: bool, rounds: int) -> dict[str, Timing]:
                 lambda x, s, o=given: gate_up(x, s, packed[:2], **o),
             )
             add(f"{head}: whole", whole, rows)
-            if not config.widens:
+            if not config.apart:
                 add(f"{head}: FC1", first, rows)
-        if config.rounds:
+        if config.apart:
             continue
         second = partial(_second, hidden, packed[2:], y, config)
         add(f"{form}{name}: FC2", second, rows)

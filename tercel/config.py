@@ -203,8 +203,10 @@ def _from_dict(cls: type[T], values: Mapping[str, Any], error: Any) -> T:
 
 
 def _check_speculation(config: EngineConfig) -> None:
-    if config.drafter is None and config.forced_acceptance is not None:
-        raise ConfigError("forced_acceptance: there are no guesses to accept; set drafter")
+    for name in ("acceptance", "max_drafts", "min_confidence", "forced_acceptance"):
+        value = getattr(config, name)
+        if config.drafter is None and value != EngineConfig.__dataclass_fields__[name].default:
+            raise ConfigError(f"{name}={value!r}: nothing is guessed; set drafter, or leave it out")
     if config.max_drafts is not None and not 1 <= config.max_drafts <= MAX_DRAFTS:
         raise ConfigError(f"max_drafts={config.max_drafts} is outside 1 .. {MAX_DRAFTS}")
     if config.verify_tokens < 2:

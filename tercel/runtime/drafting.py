@@ -12,6 +12,7 @@ from tercel.core.drafter import DrafterConfig
 from tercel.core.drafter_formats import read_drafter_config
 from tercel.core.layout import Axis, Layout
 from tercel.core.model import ModelConfig
+from tercel.errors import ConfigError
 from tercel.runtime.draft_runner import DraftRunner, TapBuffer
 from tercel.runtime.proposals import SUFFIX, SUFFIX_DRAFTS
 from tercel.targets.drafters import Drafter, DrafterPlan, create_drafter
@@ -44,11 +45,20 @@ def open_drafter(config: EngineConfig, model: ModelConfig) -> DrafterConfig | No
 
 
 def max_drafts_of(config: EngineConfig, drafter: DrafterConfig | None) -> int:
-    """Guesses per request that a step may verify; 0 without a drafter."""
+    """Guesses per request that a step may verify; 0 without a drafter.
+
+    Raises:
+        ConfigError: more of them are to be accepted.
+    """
     if config.drafter is None:
         return 0
-    trained = SUFFIX_DRAFTS if drafter is None else drafter.max_drafts
-    return config.max_drafts or trained
+    most = config.max_drafts or (SUFFIX_DRAFTS if drafter is None else drafter.max_drafts)
+    if (config.forced_acceptance or 0) > most:
+        raise ConfigError(
+            f"forced_acceptance={config.forced_acceptance}: {most} guesses are verified per step; "
+            f"choose 0 .. {most}"
+        )
+    return most
 
 
 def start_drafting(
@@ -98,7 +108,7 @@ def _load(
         own = place.layout.local_range(Axis.VOCAB, place.rank, place.model.vocab_size)
         embed = table[own.start : own.stop].to(**kind)
     assert config.drafter is not None
-    checkpoint, rank = Checkpoint.open(config.drafter), place.rank % place.layout.tp
+    checkpoint, rank = Checkpoint.open(config.drafter, "drafter"), place.rank % place.layout.tp
     weights = load_drafter(checkpoint, drafter, place.layout, rank, embed=table, **kind)
     return create_drafter(
         DrafterPlan(

@@ -39,14 +39,6 @@ TARGET = ModelConfig.from_dict(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @dataclass
 class Case:
     """A drafter, the target's part of it, and three requests of so many tokens."""

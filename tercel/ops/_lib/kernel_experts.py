@@ -65,15 +65,13 @@ class Config(NamedTuple):
     """In how many turns a program of either takes its expected slots."""
     registers: int | None
     """Per thread, at most: with 64, 32 warps fit a multiprocessor."""
-    widens: bool = False
-    """Whether rows of MXFP8 are made wide by a launch before FC1."""
-    rounds: bool = False
-    """Whether h is rounded to MXFP8 by a launch before FC2."""
+    apart: bool = False
+    """Whether rows of MXFP8 are made wide, and h rounded to MXFP8, by launches of their own."""
 
 
 FEW = Config(turns=1, registers=None)
 MANY = Config(turns=2, registers=64)
-MANY_MXFP8 = Config(turns=2, registers=None, widens=True, rounds=True)
+MANY_MXFP8 = Config(turns=2, registers=None, apart=True)
 """Chosen by measurement (benchmarks/experts.py): few tokens are bound by latency, which spilled
 registers and further launches lengthen; many by the number of warps, but behind a launch of their
 own, whose time their first loads hide, registers are worth more."""
@@ -136,7 +134,7 @@ def few_tokens(
         ids_early: FC1 may read the ids before it waits for the previous launch.
     """
     config = config or choose(len(z.values), z.form)
-    if z.form == "mxfp8" and config.widens:
+    if z.form == "mxfp8" and config.apart:
         assert z.scale is not None
         z = Rows(widened(z.values, z.scale, trigger_early=ids_early), form="wide")
         ids_early = True  # that launch lets FC1 start when it has waited, or ids are older
@@ -144,7 +142,7 @@ def few_tokens(
     ids_early = ids_early and config.registers is None
     hidden = gate_up(z, slots, weights[:2], activation, config, ids_early=ids_early)
     y = torch.empty(z.values.shape, dtype=z.act, device=hidden.values.device)
-    if hidden.form == "rounded" and config.rounds:
+    if hidden.form == "rounded" and config.apart:
         here = (slots.first_expert, len(weights[0]))
         hidden = Rows(rounded(hidden.values, slots.ids, *here), form="wide")
     return down(hidden, slots, weights[2:], y, config)
@@ -178,7 +176,7 @@ def gate_up(
     split = Split(latent)
     options |= _tile_options(split, 1, config)
     options |= {"FORM": z.form, "EXACT": exactly(z.values), "AHEAD": config.registers is None}
-    options |= {"TURNED": z.form != "act" and not config.rounds}
+    options |= {"TURNED": z.form != "act" and not config.apart}
     values = z.values if z.scale is None else z.values.view(torch.uint8)
     packed = (matrix, scales.view(torch.uint8))
     _gate_up_tiles[grid](values, z.scale, slots.ids, *packed, hidden, *experts, **options)
