@@ -156,11 +156,9 @@ CONTRACT = Contract(
         Hazard("stale_state", "a context row that nobody wrote is read as it is; nothing raises"),
         Hazard(
             "early_read",
-            "lengths and tables are read before the wait: whatever writes them has ended when the "
-            "previous launch starts",
-            ("block_table", "context_lens"),
+            "lengths, tables and norms are read before the wait; see block_attention",
+            ("q_norm", "k_norm", "inv_freq", "block_table", "context_lens"),
         ),
-        Hazard("early_read", "norms and frequencies too", ("q_norm", "k_norm", "inv_freq")),
         Hazard("silent_input", "pairs other than those trained on draft badly; nothing raises"),
     ),
 )
