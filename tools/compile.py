@@ -42,6 +42,7 @@ MAY_SPILL = {
     "prepare": 512,
     "_attend": 512,
     "_attend_parts": 256,
+    "_attend_few": 136,
     "_accept": 128,
     "_down_tiles": 72,
     "_gate_up_tiles": 72,
@@ -53,6 +54,7 @@ MAY_SPILL = {
     "_multiply": 256,
     "_tiles_product": 16,
     "stream": 8,
+    "ring": 40,
     "_mix": 16,
     "_chain": 24,
 }

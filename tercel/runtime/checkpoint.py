@@ -157,7 +157,14 @@ def start_rank(
     unwritten = range(tokenizer.vocab_size, opened.model.vocab_size)
     program = plan.program(weights, groups)
     forced = config.forced_acceptance
-    cache = create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device)
+    cache = create_cache(
+        plan.place,
+        groups.world,
+        sizes=sizes,
+        dtype=plan.dtype,
+        device=device,
+        kv_dtype=config.kv_dtype,
+    )
     table = {site: counted(site, bound, program.counts) for site, bound in plan.sampling.items()}
     sampler = Sampler(
         groups.tp,

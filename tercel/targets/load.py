@@ -102,7 +102,7 @@ def resolve(
         sums.check(model)
         layout.check_sums(sums)
     place = Rank(layout, rank, model, sums)
-    cache = meta_cache(place, config.page_size, dtype)
+    cache = meta_cache(place, config.page_size, dtype, config.kv_dtype)
     refused: dict[tuple[str, str, str], str] = {}
     late: set[tuple[str, str]] = set()
     while True:
@@ -142,7 +142,9 @@ def _check_certified(routed: Route, decode: tuple[Call, ...]) -> None:
         )
 
 
-def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:
+def meta_cache(
+    place: Rank, page_size: int, dtype: torch.dtype, kv_dtype: str = "auto"
+) -> ModelCache:
     """Caches of a few pages and slots without memory, for recording."""
     return create_cache(
         place,
@@ -150,4 +152,5 @@ def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:
         sizes=CacheSizes(num_pages=4, page_size=page_size, num_slots=4),
         dtype=dtype,
         device=torch.device("meta"),
+        kv_dtype=kv_dtype,
     )

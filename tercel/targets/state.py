@@ -13,6 +13,10 @@ from tercel.core.model import ModelConfig
 from tercel.core.rank import Rank
 from tercel.errors import ConfigError
 
+PAGE_SCALE = 1.0
+"""What a code of an FP8 cache stands for. The latents are normed and e4m3 is a floating format: at
+448 it saturates, below 2 ** -6 it loses precision, and nothing between depends on the scale."""
+
 
 @dataclass(frozen=True)
 class CacheSizes:
@@ -31,8 +35,10 @@ def create_cache(
     sizes: CacheSizes,
     dtype: torch.dtype,
     device: torch.device,
+    kv_dtype: str = "auto",
 ) -> ModelCache:
-    """Zeroed caches of this rank's layers and heads. Raises ConfigError on every rank if one
+    """Zeroed caches of this rank's layers and heads; latents in `dtype`, or e4m3 with `kv_dtype`
+    float8. Raises ConfigError on every rank if one
     cannot."""
     problem = _problem(sizes)
     if not group.vote(problem is None):
@@ -40,7 +46,7 @@ def create_cache(
     model, latent, kda = place.model, {}, {}
     for layer in place.layers:
         if model.is_mla(layer):
-            latent[layer] = _latent(model, sizes, dtype, device)
+            latent[layer] = _latent(model, sizes, dtype, device, kv_dtype)
         else:
             kda[layer] = _kda(model, place.layout, sizes, dtype, device)
     return ModelCache(latent, kda)
@@ -92,10 +98,17 @@ def _problem(sizes: CacheSizes) -> str | None:
 
 
 def _latent(
-    model: ModelConfig, sizes: CacheSizes, dtype: torch.dtype, device: torch.device
+    model: ModelConfig,
+    sizes: CacheSizes,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: str,
 ) -> LatentCache:
     shape = (sizes.num_pages, sizes.page_size, model.mla_latent_dim)
-    return LatentCache(torch.zeros(shape, dtype=dtype, device=device))
+    if kv_dtype == "auto":
+        return LatentCache(torch.zeros(shape, dtype=dtype, device=device))
+    codes = torch.zeros(shape, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    return LatentCache(codes, torch.full((1,), PAGE_SCALE, device=device))
 
 
 def _kda(

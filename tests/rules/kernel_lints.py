@@ -7,7 +7,9 @@ execution but for loops, and returns what it finds.
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-LOADS = {"load", "async_copy_global_to_shared"}
+COPIES = {"async_load", "async_copy_global_to_shared", "copy_to_shared"}
+"""From their second argument into shared memory; the last name is ours for the others."""
+LOADS = {"load"} | COPIES
 STORES = {"store", "atomic_add", "atomic_cas", "atomic_xchg"}
 WAITS = {"gdc_wait"}
 TRIGGERS = {"gdc_launch_dependents"}
@@ -134,7 +136,8 @@ def _accesses(
             return
         if name in LOADS | STORES and call.args and not _is_shared(call):
             kind = "load" if name in LOADS else "store"
-            yield call, _root(call.args[0], function, call.lineno), kind
+            pointer = call.args[1 if name in COPIES else 0]
+            yield call, _root(pointer, function, call.lineno), kind
         elif name in functions and functions[name] is not function:
             helper = functions[name]
             names = [argument.arg for argument in helper.args.args]

@@ -17,6 +17,14 @@ CONSTANTS = {
     for name in hazard.args
 }
 """Arguments that some op declares that it reads before the wait."""
+EARLIER = {
+    name
+    for op in catalog().values()
+    for hazard in op.contract.hazards
+    if hazard.kind == "earlier_steps"
+    for name in hazard.args
+}
+"""Arguments of which some op reads before the wait what earlier steps have written."""
 CARRIED: dict[str, set[str]] = {
     "words": {"w13", "w2"},
     "scales": {"w13_scale", "w2_scale"},
@@ -24,7 +32,7 @@ CARRIED: dict[str, set[str]] = {
     "matrix": {"w13", "w2"},
 }
 """Parameters of kernels that serve several arguments of an op, and which."""
-DECLARED = CONSTANTS | {name for name, carried in CARRIED.items() if carried <= CONSTANTS}
+DECLARED = CONSTANTS | EARLIER | {name for name, carried in CARRIED.items() if carried <= CONSTANTS}
 FOLLOWS = {"tercel.ops._lib.kernel_selection_split": {"_mix": "_score"}}
 """Kernels of a module that are launched right after another of it."""
 WRITTEN = {name for op in catalog().values() for name in op.contract.written}
@@ -81,12 +89,35 @@ def recurrence(x, weight, state, y, slots, N: tl.constexpr):
         ("more = helper(weight, k)", []),
         ("old = tl.load(here)", ["recurrence:12 load of state before gdc_wait"]),
         ("old = helper(state, k)", ["recurrence:12 load of state before gdc_wait"]),
+        ("copy_to_shared(held, here)", ["recurrence:12 load of state before gdc_wait"]),
         ("slot = tl.load(slots)", ["recurrence:12 load of slots before gdc_wait"]),
         ("tl.store(y + k, held)", ["recurrence:12 store of y before gdc_wait"]),
     ],
 )
 def test_state_read_before_the_wait(early, found):
     tree = ast.parse(STATE_BEFORE_THE_WAIT.format(early=early))
+    assert early_reads(tree, {"weight"}) == found
+
+
+COPY_BEFORE_THE_WAIT = """
+@gluon.jit
+def fetch(tile, base, where):
+    copy_to_shared(tile, base + where)
+
+@gluon.jit
+def ring(x, weight, tile, k):
+    w = weight + k
+    fetch(tile, {early}, k)
+    cuda.gdc_wait()
+    fetch(tile, x, k)
+"""
+
+
+@pytest.mark.parametrize(
+    ("early", "found"), [("w", []), ("x", ["ring:9 load of x before gdc_wait"])]
+)
+def test_copies_to_shared_memory_are_loads(early, found):
+    tree = ast.parse(COPY_BEFORE_THE_WAIT.format(early=early))
     assert early_reads(tree, {"weight"}) == found
 
 

@@ -162,7 +162,7 @@ def test_config_files(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("kv_dtype", "float8"),
+        ("kv_dtype", "nvfp4"),
         ("disaggregation", "context"),
         ("profile", "helix8.toml"),
         ("prefix_caching", True),

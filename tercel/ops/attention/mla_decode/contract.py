@@ -121,6 +121,20 @@ CONTRACT = Contract(
             contexts=(187,),
         ),
         Cell(
+            "K3 rank of 16: a tile's ends, a new page, a row of nothing",
+            ("tp16_moetp4ep4",),
+            **HEAD,
+            **{"width": 1, "H": 6, "PS": 64, "PAGES": 10, "gated": True},
+            contexts=(63, 64, 0, 250),
+        ),
+        Cell(
+            "the same, FP8 cache",
+            ("tp16_moetp4ep4",),
+            **HEAD,
+            **{"width": 1, "H": 6, "PS": 64, "PAGES": 10, "gated": True, "fp8": True},
+            contexts=(63, 64, 0, 250),
+        ),
+        Cell(
             "no gate, as Kimi-Linear",
             ("tp1",),
             **{"V": 16, "L": 32, "E": 48},
@@ -154,6 +168,12 @@ CONTRACT = Contract(
     hazards=(
         Hazard("capacity", "a context past the block table is cut; only `valid` raises"),
         Hazard("early_read", "read before the wait", ("block_table", "context_lens", "w_v")),
+        Hazard(
+            "earlier_steps",
+            "entries before context_lens are read before the wait: whoever writes the lengths of a "
+            "step follows whoever wrote the entries that they count",
+            ("pages",),
+        ),
         Hazard("stale_state", "an entry that nobody appended is read as it is; nothing raises"),
     ),
 )

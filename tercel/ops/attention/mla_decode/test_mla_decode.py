@@ -15,7 +15,7 @@ from tercel.ops.attention.mla_decode.reference import mla_decode as naive
 from tests.interpreter import INTERPRETED, REASON
 from tests.poison import poisoned_memory
 
-CELL, DRAFTS, SMALL, FP8, WIDE = CONTRACT.cells
+CELL, DRAFTS, ENDS, CODED_ENDS, SMALL, FP8, WIDE = CONTRACT.cells
 PORTABLE = mla_decode.portable.name
 
 
@@ -179,10 +179,11 @@ class TestTriton:
     @pytest.mark.parametrize("parts", [1, 3, 40])
     @pytest.mark.parametrize("fused", [False, True])
     def test_any_number_of_parts(self, monkeypatch, parts, fused):
+        from tercel.ops.attention.mla_decode import kernel_merge
         from tercel.ops.attention.mla_decode import kernel_triton as module
 
-        config = module.Config(16, 8, 4, 1, parts, 2)
-        merge = module.Merge(fused, 1, 8, 4)
+        config = kernel_merge.Config(16, 8, 4, 1, parts, 2)
+        merge = kernel_merge.Merge(fused, 1, 8, 4)
         monkeypatch.setattr(module, "choose", lambda *_: config)
         monkeypatch.setattr(module, "choose_merge", lambda *_: merge)
         check_cell(mla_decode, SMALL, "triton")
