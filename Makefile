@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# A file's tests stay together: they share its models.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+# A file's tests stay together: they share its models. The many short files of the ops come last.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 MODEL ?= checkpoints/nano
 # What `make bench` runs; empty: every figure. The peer that it measures has an environment of its own.
 FIGURES ?=

@@ -125,10 +125,10 @@ def draft(
     head: torch.Tensor,
     block: Block,
     sampling: DraftSampling,
-    counters: torch.Tensor | None = None,
+    board: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """hidden [R * g, N] -> (tokens [R, g], what they were chosen from [R * g, V] f32 of this
-    rank); `head` is this rank's part of the target's, `counters` as of markov_chain."""
+    rank); `head` is this rank's part of the target's, `board` as of markov_chain."""
     markov = w.markov
     return k.markov_chain(  # type: ignore[no-any-return]
         k.head(hidden, head),
@@ -141,7 +141,7 @@ def draft(
         group=group,
         num_drafts=block.num_drafts,
         greedy=sampling.greedy,
-        counters=counters,
+        board=board,
     )
 
 

@@ -30,7 +30,7 @@ from tercel.runtime.step_work import StepWork
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.targets.binding import counted
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
-from tercel.targets.state import CacheSizes, create_cache
+from tercel.targets.state import CacheSizes, create_cache, create_counters
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.load import dummy_model, load_model
 
@@ -173,6 +173,7 @@ def start_rank(
         sites=table,
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
+        counters=create_counters(config.max_running, opened.max_drafts, device),
     )
     drafting = None
     if opened.drafter is not None:

@@ -18,7 +18,7 @@ from tercel.runtime.proposals import SUFFIX, SUFFIX_DRAFTS
 from tercel.targets.drafters import Drafter, DrafterPlan, create_drafter
 from tercel.targets.load import Plan
 from tercel.targets.program import Program
-from tercel.targets.state import CacheSizes, create_drafter_cache
+from tercel.targets.state import CacheSizes, create_board, create_drafter_cache
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.drafter import StoredTable, load_drafter
 from tercel.weights.drafter_table import check_drafter_layout
@@ -78,9 +78,10 @@ def start_drafting(
         shape = (sizes.num_slots, sizes.max_draft, drafter.vocab_size // layout.tp)
         logits = torch.zeros(shape, dtype=torch.float32, device=device)
     is_last = plan.place.is_last_stage
+    board = create_board(config.max_running, sizes.max_draft, device) if is_last else None
     return DraftRunner(
         TapBuffer(drafter.taps, drafter.tap_stream, tokens, norm),
-        _load(config, drafter, plan, program, kind) if is_last else None,
+        _load(config, drafter, plan, program, kind, board) if is_last else None,
         create_drafter_cache(drafter, layout, sizes=sizes, **kind),
         logits=logits,
     )
@@ -92,6 +93,7 @@ def _load(
     plan: Plan,
     program: Program,
     kind: dict[str, Any],
+    board: torch.Tensor | None,
 ) -> Drafter:
     target, place = Checkpoint.open(config.model), plan.place
     if drafter.target_fingerprint not in (None, fingerprint(target)):
@@ -120,5 +122,6 @@ def _load(
             head=head,
             group=program.groups.tp,
             counts=program.counts,
+            board=board,
         )
     )

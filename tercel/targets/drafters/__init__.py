@@ -61,6 +61,8 @@ class DrafterPlan:
     group: Group
     counts: Counter[str]
     """Calls per site, op and implementation."""
+    board: torch.Tensor | None = None
+    """As of op markov_chain; one step after the other uses it."""
 
 
 def create_drafter(plan: DrafterPlan) -> Drafter:
