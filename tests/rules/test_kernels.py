@@ -99,28 +99,6 @@ def test_state_read_before_the_wait(early, found):
     assert early_reads(tree, {"weight"}) == found
 
 
-COPY_BEFORE_THE_WAIT = """
-@gluon.jit
-def fetch(tile, base, where):
-    copy_to_shared(tile, base + where)
-
-@gluon.jit
-def ring(x, weight, tile, k):
-    w = weight + k
-    fetch(tile, {early}, k)
-    cuda.gdc_wait()
-    fetch(tile, x, k)
-"""
-
-
-@pytest.mark.parametrize(
-    ("early", "found"), [("w", []), ("x", ["ring:9 load of x before gdc_wait"])]
-)
-def test_copies_to_shared_memory_are_loads(early, found):
-    tree = ast.parse(COPY_BEFORE_THE_WAIT.format(early=early))
-    assert early_reads(tree, {"weight"}) == found
-
-
 PAIR = """
 @triton.jit
 def first(x, y):

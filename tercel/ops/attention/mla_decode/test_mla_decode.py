@@ -236,3 +236,31 @@ class TestTriton:
 
         monkeypatch.setattr(module, "attend", broken)
         check_control(mla_decode, SMALL, module.mla_decode)
+
+    @pytest.mark.parametrize(
+        ("changes", "served"),
+        [
+            ({}, True),
+            ({"fp8": True}, True),
+            ({"H": 4, "width": 2}, True),
+            ({"width": 2}, False),
+            ({"PS": 16, "PAGES": 40}, False),
+            ({"E": 528}, False),
+        ],
+        ids=["bf16", "fp8", "two tokens", "twelve queries", "small pages", "turned part"],
+    )
+    def test_what_gluon_serves(self, changes, served):
+        """In tiles that a page holds whole, and no more parts than tiles."""
+        from tercel.ops.attention.mla_decode.kernel_gluon import choose
+
+        cell = Cell("", **{**ENDS.sizes, **changes})
+        a = draw(mla_decode, cell, dtype=torch.bfloat16)
+        rows, room = a["block_table"].shape
+        config = choose(a["query"], a["pages"], rows, room, cell["L"], cell["width"])
+        assert (config is not None) == served
+        if config is not None:
+            tiles = room * cell["PS"] // config.tokens
+            assert cell["PS"] % config.tokens == 0 and 1 <= config.parts <= tiles
+
+    def test_gluon_leaves_the_rest_to_triton(self):
+        check_cell(mla_decode, SMALL, "gluon")
