@@ -71,8 +71,10 @@ def write_context(
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
     cache: DrafterCache,
+    counters: torch.Tensor | None = None,
 ) -> None:
-    """taps [T, taps * M] of tokens at `positions` [T] into their pages, for all layers."""
+    """taps [T, taps * M] of tokens at `positions` [T] into their pages, for all layers; `counters`
+    as of context_kv."""
     c, eps = w.context, config.rms_norm_eps
     if c.tap_norm is not None:
         parts = taps.chunk(len(config.taps), -1)
@@ -83,7 +85,7 @@ def write_context(
     rows = k.context_norm(group.all_reduce(k.context_fc(own, c.fc)), c.norm, eps=eps)
     given = (rows, c.kv, c.kv_norm, w.inv_freq, positions, cache.pages, slot_mapping)
     if isinstance(config.attention, GqaShape):
-        k.context_kv(*given, eps=eps, **_turn(config))
+        k.context_kv(*given, eps=eps, **_turn(config), counters=counters)
     else:
         k.context_latent(*given, eps=eps, **_turn(config))
 

@@ -24,6 +24,8 @@ from tercel.targets.drafters import DrafterPlan
 from tercel.targets.recording import Recorder, RecordingGroup, Refused
 
 _LOG = logging.getLogger(__name__)
+COUNTERS = 256
+"""More than the heads of keys and values that K3's drafters have in all layers."""
 PAGE = 64
 """Tokens of a page while recording; no kernel depends on it."""
 
@@ -36,6 +38,8 @@ class BlockDrafter:
     few: SiteTable
     """Sites of at most MAX_ROWS rows."""
     many: SiteTable
+    counters: torch.Tensor
+    """As of context_kv; one step after the other uses them."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -54,7 +58,8 @@ class BlockDrafter:
     ) -> None:
         p = self.plan
         k = self._sites(len(taps))
-        blocks.write_context(k, p.group, p.weights, p.config, taps, positions, slot_mapping, cache)
+        given = (taps, positions, slot_mapping, cache, self.counters)
+        blocks.write_context(k, p.group, p.weights, p.config, *given)
 
     def draft(
         self, block: Block, sampling: DraftSampling, cache: DrafterCache
@@ -83,7 +88,8 @@ def create(plan: DrafterPlan) -> BlockDrafter:
             text = "drafter.%s above %d rows: %s %s"
             _LOG.info(text, item.site, MAX_ROWS, more.op.name, more.reason)
     few_table, many_table = (counted_table(x, plan.counts, prefix="drafter.") for x in (few, many))
-    return BlockDrafter(plan, few_table, many_table)
+    counters = torch.zeros(COUNTERS, dtype=torch.int32, device=plan.embed.device)
+    return BlockDrafter(plan, few_table, many_table, counters)
 
 
 def bind_drafter(plan: DrafterPlan, *, rows: int) -> Mapping[str, Bound]:
