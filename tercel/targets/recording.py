@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tercel.blocks.sites import SiteTable, table
-from tercel.contract.op import Deferred
+from tercel.contract.op import PLAIN, Deferred
 from tercel.core.rank import Rank
 from tercel.core.step import StepClass
 from tercel.errors import ContractError
@@ -80,7 +80,8 @@ class Recorder:
     def _launch(self, bound: Bound, arguments: dict[str, Any], results: Any) -> None:
         """Refuses the call where it would read before its wait what need not be written then."""
         contract = bound.op.contract
-        self.order.check(bound.site, arguments, contract.read_before_wait(arguments))
+        if bound.implementation.name not in PLAIN:  # torch's launches read nothing before they wait
+            self.order.check(bound.site, arguments, contract.read_before_wait(arguments))
         made = results if isinstance(results, tuple) else (results,)
         written = (*(arguments[name] for name in contract.written), *made)
         triggers_early = bound.implementation.triggers_early

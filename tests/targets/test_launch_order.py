@@ -65,6 +65,20 @@ def bound(op, name=None):
     return Bound(op.name, op, implementation, Status.CERTIFIED, "")
 
 
+@pytest.mark.parametrize("name", ["portable", "triton"])
+def test_only_kernels_read_before_they_wait(name):
+    """A layout that adds up as another does cuts its weights as it goes."""
+    recorder = Recorder({"gemv": bound(gemv, name)})
+    with recorder.order.watching():
+        weight = torch.empty(8, 8, device="meta").t().contiguous()
+    x = torch.empty(1, 8, device="meta")
+    if name in PLAIN:
+        recorder.table.gemv(x, weight)
+    else:
+        with pytest.raises(ReadTooEarly, match="gemv: reads weight"):
+            recorder.table.gemv(x, weight)
+
+
 @pytest.mark.parametrize(
     ("between", "error"),
     [
