@@ -127,11 +127,12 @@ CONTRACT = Contract(
         element_ulps=8,
         rms_ulps=2,
         fp32_element_ulps=128,
-        fp32_rms_ulps=24,
+        fp32_rms_ulps=40,
         why="scores of size 5 are exponents whose rounding is relative error of p, which a kernel "
         "rounds for tensor cores; u and o are rounded to activations once each and mix L values; "
         "the row's largest bounds the rest; in fp32 a mixture of hundreds of entries is a tenth of "
-        "its terms, so that one element of thousands was 88 off at an rms of 11",
+        "its terms, so that one element of thousands was 88 off, and the "
+        "rms 11 to 28 by the draw",
     ),
     hazards=(
         Hazard("capacity", "a context past the block table is cut; only `valid` raises"),
