@@ -14,7 +14,7 @@ from tercel.targets import drafters
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 NANO, DRAFTER = CHECKPOINTS / "nano", CHECKPOINTS / "nano-dspark"
-GATE = AcceptanceGate(problems=2, temperatures=(0.0,), batch=2, max_tokens=24, seed=3)
+GATE = AcceptanceGate(problems=4, temperatures=(0.0,), batch=2, max_tokens=24, seed=3)
 
 
 def measure(drafter, **options):
@@ -40,7 +40,8 @@ def random_mask_row(directory):
     path = directory / "model.safetensors"
     tensors = load_file(path)
     mask = json.loads((directory / "config.json").read_text())["dflash_config"]["mask_token_id"]
-    row = torch.randn(tensors["embed_tokens.weight"].shape[1])
+    seeded = torch.Generator().manual_seed(7)
+    row = torch.randn(tensors["embed_tokens.weight"].shape[1], generator=seeded)
     tensors["embed_tokens.weight"][mask] = row.to(torch.bfloat16)
     save_file(tensors, path)
 

@@ -129,6 +129,7 @@ def test_without_a_model_the_text_repeats_itself(prompts, plain):
 def test_forced_acceptance_is_said_in_every_output(prompts):
     with open_llm(drafter="suffix", forced_acceptance=1.5, adaptive_drafts=False) as llm:
         outputs = list(llm.generate(prompts[0], PARAMS["greedy"], stream=True))
+        llm.generate(prompts * 3, PARAMS["greedy"])  # enough rounds to count in
         stats = llm.engine.stats()
     assert all(output.forced_acceptance for output in outputs) and stats.forced_acceptance
     full = stats.rounds.tried_at_position[1]
