@@ -349,7 +349,8 @@ def update(every: bool) -> list[str]:
     changed = stale()
     sources = {name: source for name, source in sources.items() if name not in changed}
     builds = [build for build in builds if build.op in sources]
-    for name in sorted(present.keys() - sources.keys()):
+    waiting = present.keys() - sources.keys()
+    for name in sorted(waiting, key=lambda name: (len(present[name].cells()), name)):
         builds += compiled(jobs_of([present[name]]))
         sources[name] = source_of(present[name])
         write_page(sources, builds)
