@@ -332,6 +332,8 @@ def check() -> list[str]:
     """What is wrong with the code of one cell of each kernel, or unlike the page."""
     _, builds = read_page()
     changed, written = set(stale()), set(builds)
+    if changed:
+        print(f"not compiled since they changed: {', '.join(sorted(changed))}", file=sys.stderr)
     again = compiled(sample_of(subjects()))
     unlike = [b for b in again if b not in written and b.op not in changed]
     return [f"compiles to other code: {b.line}" for b in unlike] + _spilling([*again, *builds])
@@ -344,12 +346,12 @@ def _spilling(builds: Iterable[Build]) -> list[str]:
 def update(every: bool) -> list[str]:
     """Brings the page and the receipts up to date, kernel by kernel, so that a run which is
     stopped keeps what it has done; what is wrong with the code."""
-    sources, builds = ({}, []) if every else read_page()
+    sources, builds = read_page()
     present = {str(subject): subject for subject in subjects()}
-    changed = stale()
-    sources = {name: source for name, source in sources.items() if name not in changed}
+    waiting = {*stale(), *(present if every else ())}
+    sources = {name: source for name, source in sources.items() if name not in waiting}
     builds = [build for build in builds if build.op in sources]
-    waiting = present.keys() - sources.keys()
+    waiting &= present.keys()  # others are gone
     for name in sorted(waiting, key=lambda name: (len(present[name].cells()), name)):
         builds += compiled(jobs_of([present[name]]))
         sources[name] = source_of(present[name])
@@ -366,8 +368,6 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="also what has not changed")
     options = parser.parse_args()
     problems = check() if options.check else update(options.all)
-    if left := stale():
-        print(f"not compiled since they changed: {', '.join(left)}", file=sys.stderr)
     if problems:
         print("\n".join([*problems, "run `make compile`"]), file=sys.stderr)
     return 1 if problems else 0

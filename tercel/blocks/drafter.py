@@ -172,11 +172,8 @@ def _embed(
     width: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(normed, embedding) [R * W, N]: every block is an anchor and the same mask rows."""
-    table, norm, eps = (
-        embed if w.embed is None else w.embed,
-        w.layers[0].input_norm,
-        config.rms_norm_eps,
-    )
+    table = embed if w.embed is None else w.embed
+    norm, eps = w.layers[0].input_norm, config.rms_norm_eps
     tokens = anchors.new_full((anchors.shape[0], width), config.mask_token_id)
     tokens[:, 0] = anchors
     if group.world_size == 1 and w.mask_row is None:

@@ -92,6 +92,8 @@ CACHE = StateSpec(
 
 FILTERS = 3
 """Counters per row that filters, of ops sample and accept."""
+CONTEXT_COUNTERS = 256
+"""More than the heads of keys and values that K3's drafters have in all layers."""
 
 
 def create_counters(requests: int, drafts: int, device: torch.device) -> torch.Tensor:
@@ -105,6 +107,12 @@ def create_board(requests: int, drafts: int, device: torch.device) -> torch.Tens
     """Of op markov_chain, for steps of at most so many requests and drafts of each. Raises
     ConfigError under capture."""
     return _meeting_place("board", requests * drafts * POSTS, torch.int64, device)
+
+
+def create_context_counters(device: torch.device) -> torch.Tensor:
+    """Of op context_kv, which divides no head among programs where they are too few. Raises
+    ConfigError under capture."""
+    return _meeting_place("counters", CONTEXT_COUNTERS, torch.int32, device)
 
 
 _MEETING_ORDER = {

@@ -1,6 +1,5 @@
 """The weights of a drafter on one rank, of any published format."""
 
-from dataclasses import dataclass
 from operator import itemgetter
 
 import torch
@@ -21,19 +20,15 @@ _ROWS = 4096
 """Rows of an embedding table that are compared at a time."""
 
 
-@dataclass(frozen=True)
 class StoredTable:
     """A matrix of a checkpoint, whose rows are read when they are asked for."""
 
-    checkpoint: Checkpoint
-    name: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.checkpoint.tensors[self.name].shape
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        self.shape = checkpoint.tensors[name].shape
+        self._reader, self._name = checkpoint.reader(), name
 
     def __getitem__(self, rows: slice) -> torch.Tensor:
-        return self.checkpoint.reader().tensor(self.name, itemgetter(rows))
+        return self._reader.tensor(self._name, itemgetter(rows))
 
 
 def load_drafter(

@@ -22,10 +22,9 @@ from tercel.ops.gemm.gemv.contract import MAX_ROWS
 from tercel.targets.binding import Bound, bind_sites, counted_table
 from tercel.targets.drafters import DrafterPlan
 from tercel.targets.recording import Recorder, RecordingGroup, Refused
+from tercel.targets.state import create_context_counters
 
 _LOG = logging.getLogger(__name__)
-COUNTERS = 256
-"""More than the heads of keys and values that K3's drafters have in all layers."""
 PAGE = 64
 """Tokens of a page while recording; no kernel depends on it."""
 
@@ -88,7 +87,7 @@ def create(plan: DrafterPlan) -> BlockDrafter:
             text = "drafter.%s above %d rows: %s %s"
             _LOG.info(text, item.site, MAX_ROWS, more.op.name, more.reason)
     few_table, many_table = (counted_table(x, plan.counts, prefix="drafter.") for x in (few, many))
-    counters = torch.zeros(COUNTERS, dtype=torch.int32, device=plan.embed.device)
+    counters = create_context_counters(plan.embed.device)
     return BlockDrafter(plan, few_table, many_table, counters)
 
 
