@@ -18,6 +18,7 @@ from benchmarks.experts import ACTIVATION, LATENT, Case, weights
 from tercel.contract.timing import copy_bandwidth, in_graph, interleave
 from tercel.ops._lib import kernel_slot_products as triton_form
 from tercel.ops._lib import kernel_slot_wgmma as gluon_form
+from tercel.ops._lib.expert_tiles import SPAN
 from tercel.ops._lib.kernel_row_e4m3 import rows_in_e4m3
 from tercel.ops._lib.kernel_slot_products import Config, Matrix, reordered
 from tercel.ops._lib.kernel_slot_wgmma import Block
@@ -27,6 +28,8 @@ from tercel.ops.moe.experts_grouped_e4m3 import experts_grouped_e4m3
 
 EXPERTS, TOTAL, WIDTH, CHOSEN = 224, 896, 768, 16
 CALLS = 2
+LARGEST = 121
+"""The largest scale byte that is drawn."""
 ALL = [Block((64, 32), 4), Block((64, 32), 4, stages=4), Block((64, 32), 8), Block((64,), 4)]
 ALL += [Block((64,), 4, stages=4), Block((128,), 4, stages=4), Block((64, 16), 4, stages=4)]
 ALL += [Block((32,), 4), Block((32,), 4, stages=4), Block((32,), 8), Block((32, 16), 4, stages=4)]
@@ -39,12 +42,8 @@ class Inputs:
 
     def __init__(self, tokens: int) -> None:
         words, scales, down_words, down_scales = weights(Case("prefill", EXPERTS, WIDTH, tokens, 4))
-        largest = [
-            torch.full((EXPERTS, rows), 121, dtype=torch.uint8, device="cuda")
-            for rows in (2 * WIDTH, LATENT)
-        ]
-        self.up = Matrix(words, scales, largest[0])
-        self.down = Matrix(down_words, down_scales, largest[1])
+        self.up, self.down = Matrix(words, scales), Matrix(down_words, down_scales)
+        self.up_e4m3, self.down_e4m3 = _for_e4m3(self.up), _for_e4m3(self.down)
         generator = torch.Generator().manual_seed(0)
         order = [torch.randperm(TOTAL, generator=generator)[:CHOSEN] for _ in range(tokens)]
         self.ids = torch.stack(order).cuda()
@@ -58,23 +57,31 @@ class Inputs:
         return sort(self.ids, 0, EXPERTS, rows)
 
 
+def _for_e4m3(matrix: Matrix) -> Matrix:
+    """Random words are also random codes in the other form; scales are powers above the least."""
+    experts, tiles = matrix.values.shape[:2]
+    powers = (matrix.scales.view(torch.uint8) - (LARGEST - SPAN - 1)).view(torch.int32)
+    rows = torch.full((experts, 16 * tiles), LARGEST, dtype=torch.uint8, device="cuda")
+    return Matrix(matrix.values, powers, rows)
+
+
 def product(form, cut, given: Inputs, is_up: bool, e4m3: bool, four: bool, out=None):
     """A call of one product, its inputs made here."""
     slots = given.sort(cut.slots)
-    source, matrix = (given.z, given.up) if is_up else (given.hidden, given.down)
+    source = given.z if is_up else given.hidden
     if e4m3:
+        matrix = given.up_e4m3 if is_up else given.down_e4m3
         x, scale = rows_in_e4m3(source, None if is_up else slots, four=four)
     else:
+        matrix = given.up if is_up else given.down
         x, scale = reordered(source), None
-        matrix = matrix._replace(largest=None)
     width = WIDTH if is_up else LATENT
     out = source.new_zeros(given.ids.numel(), width) if out is None else out
     return partial(form, x, scale, slots, matrix, out, cut, ACTIVATION if is_up else None)
 
 
-def whole(given: Inputs, op, up: Matrix):
+def whole(given: Inputs, op, up: Matrix, down: Matrix):
     """A call of an op's Hopper kernel."""
-    down = given.down if up.largest is not None else given.down._replace(largest=None)
     weights = (up.values, up.scales, down.values, down.scales, up.largest, down.largest)
     name, beta, linear_beta = ACTIVATION
     act = {"activation": name, "beta": beta, "linear_beta": linear_beta, "first_expert": 0}
@@ -107,8 +114,8 @@ def measure(given: Inputs, cuts: list[Block], rounds: int) -> None:
         except Exception as error:
             print(f"  {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
 
-    add("whole W4A16", lambda: whole(given, experts_grouped, given.up._replace(largest=None)))
-    add("whole W4A8", lambda: whole(given, experts_grouped_e4m3, given.up))
+    add("whole W4A16", lambda: whole(given, experts_grouped, given.up, given.down))
+    add("whole W4A8", lambda: whole(given, experts_grouped_e4m3, given.up_e4m3, given.down_e4m3))
     slots = given.sort(96)
     add("sort", partial, given.sort, 96)
     add("reorder", partial, reordered, given.z)

@@ -38,6 +38,8 @@ SHAPES = (
     (7168, 2112),
     (1152, 1536),
 )
+RING_WARPS = ((2, 1), (4, 1), (8, 2), (8, 4))
+SHARED_BYTES = 227 << 10
 TOKENS = (1, 8, 16, 64)
 """Configurations are compared at these; the choice holds for what lies between."""
 
@@ -49,6 +51,13 @@ def configurations(tokens: int, columns: int, depth: int) -> Iterator[Config]:
         yield from (Config("held", rows, warps) for rows, warps in ((1, 2), (2, 4), (2, 8)))
     steps = -(-depth // 64)
     if tokens <= 2 * FEW_TOKENS:
+        for rows, (warps, across), ahead in itertools.product(
+            (16, 32, 64), RING_WARPS, (4, 6, 8, 10)
+        ):
+            step = 64 * warps // across
+            held = min(ahead + 1, -(-depth // step)) * step * 2 * (rows + 8 * -(-tokens // 8))
+            if held <= SHARED_BYTES and rows >= 16 * across:
+                yield Config("ring", rows, warps, ahead, across=across)
         for split, warps, ahead in itertools.product((1, 2, 4, 7), (1, 2, 4, 8), (3, 4, 6, 7)):
             programs, each = -(-columns // 16) * split, -(-steps // split // warps)
             divides = split == 1 or (depth % (64 * split) == 0 and 60 < programs < 400)

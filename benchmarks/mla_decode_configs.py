@@ -22,9 +22,10 @@ from tercel.contract.bench import COLD_BYTES
 from tercel.contract.check import draw
 from tercel.contract.compare import measure
 from tercel.contract.timing import Work, copy_bandwidth, in_graph, interleave
+from tercel.ops._lib.kernel_latent_merge import Config, Merge, Where, merge
 from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_decode.bench import BENCH, flash_mla
-from tercel.ops.attention.mla_decode.kernel_triton import Config, Merge, _Where, attend, merge
+from tercel.ops.attention.mla_decode.kernel_triton import attend
 
 SHOWN = 6
 ULPS = 2.0
@@ -64,7 +65,7 @@ def call(a: Arguments, config: Config, merged: Merge) -> torch.Tensor:
     capacity = a["block_table"].shape[1] * a["pages"].shape[1]
     inputs = (a[n] for n in ("query", "pages", "block_table", "context_lens", "page_scale"))
     parts = attend(*inputs, a["w_v"].shape[2], a["width"], a["scale"], config)
-    where = _Where(a["context_lens"], a["width"], capacity, config)
+    where = Where(a["context_lens"], a["width"], capacity, config)
     return merge(*parts, where, a["w_v"], a["gate"], a["query"].dtype, merged)
 
 

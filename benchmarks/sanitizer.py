@@ -1,7 +1,9 @@
-"""compute-sanitizer over every kernel: once, at its contract's smallest cell.
+"""compute-sanitizer over every kernel: once, at its smallest cell.
 
-An op's kernels run one after the other in one process per tool, which is ended when it takes too
-long. They run once without the sanitizer before, so that compilers are not watched.
+memcheck runs all kernels of an op in one process; racecheck, which is far slower, those whose
+source manages shared memory itself. A process is ended when it takes too long; one that has
+compiled its kernels under memcheck finds them compiled under racecheck. Compilers are processes of
+their own and are not watched.
 """
 
 import os
@@ -10,8 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,25 +26,57 @@ from benchmarks.gpu_results import write
 from benchmarks.paths import ROOT
 from tercel.contract import PLAIN, Cell, Op
 from tercel.contract.check import draw, packed
-from tercel.core.arch import Arch, arch_of
+from tercel.core.arch import arch_of
+from tercel.ops.attention.mla_decode.contract import HEAD
 from tercel.ops.catalog import catalog
 
 TOOLS = ("memcheck", "racecheck")
+SHARED = ("gluon",)
+"""Implementations that manage shared memory themselves."""
 PLACES = (shutil.which("compute-sanitizer"), "/usr/local/cuda/bin/compute-sanitizer")
 FAILED = 99
 """What compute-sanitizer exits with where it finds an error."""
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 """Every tensor is an allocation of its own, so that what lies behind one is nobody's."""
-PROCESSES = 10
+PROCESSES = 16
+TINY: Mapping[str, Cell] = {
+    "mla_decode": Cell(
+        "entries that no parts divide evenly; pages that Gluon's kernel serves",
+        (),
+        **HEAD,
+        **{"H": 6, "PS": 64, "PAGES": 6, "width": 1, "gated": True},
+        contexts=(150, 0),
+    ),
+    "mla_prefill": Cell(
+        "two sequences, one of them a token, behind entries of earlier steps",
+        (),
+        **{"H": 2, "K": 32, "V": 32, "L": 32, "E": 48, "PS": 16, "PAGES": 8, "gated": True},
+        **{"cu_seqlens": (0, 20, 21), "context_lens": (30, 3)},
+    ),
+}
+"""Cells of ops whose contracts have no cell that is small and runs their kernels."""
 
 
-def kernels(arch: Arch | None) -> Iterator[tuple[Op[..., Any], str, Cell]]:
-    """(op, implementation, smallest cell) of every kernel for `arch`."""
-    for op in catalog().values():
-        for implementation in op.implementations.values():
-            if implementation.name not in PLAIN and arch in implementation.archs:
-                cells = [cell for cell in op.contract.cells if 0 not in cell.sizes.values()]
-                yield op, implementation.name, min(cells, key=partial(size_of, op))
+def ops() -> dict[str, Op[..., Any]]:
+    """Ops by their names."""
+    return {op.name: op for op in catalog().values()}
+
+
+def kernels(op: Op[..., Any], tool: str) -> list[str]:
+    """The implementations of an op that run under a tool on this GPU."""
+    arch = arch_of(torch.device("cuda"))
+    return [
+        each.name
+        for each in op.implementations.values()
+        if each.name not in PLAIN
+        and arch in each.archs
+        and (tool == "memcheck" or each.name in SHARED)
+    ]
+
+
+def smallest(op: Op[..., Any]) -> Cell:
+    cells = [cell for cell in op.contract.cells if 0 not in cell.sizes.values()]
+    return TINY.get(op.name) or min(cells, key=partial(size_of, op))
 
 
 def size_of(op: Op[..., Any], cell: Cell) -> int:
@@ -50,51 +85,64 @@ def size_of(op: Op[..., Any], cell: Cell) -> int:
     return sum(value.nbytes for value in drawn.values() if isinstance(value, torch.Tensor))
 
 
-def run_op(name: str) -> None:
+def run_op(name: str, tool: str) -> None:
     """In a process under the sanitizer: the kernels alone, inputs drawn on the CPU."""
-    for op, implementation, cell in kernels(arch_of(torch.device("cuda"))):
-        if op.name == name:
-            drawn = {
-                key: value.cuda() if isinstance(value, torch.Tensor) else value
-                for key, value in draw(op, cell, dtype=torch.bfloat16).items()
-            }
-            chosen = op.implementation(implementation)
-            chosen.run(**packed(op, chosen, drawn, torch.bfloat16))
-            torch.cuda.synchronize()
-            print(f"ran {op.name} {implementation} {cell}", flush=True)
+    print(f"at the inputs of {name}", flush=True)
+    op = ops()[name]
+    cell = smallest(op)
+    for implementation in kernels(op, tool):
+        drawn = {
+            key: value.cuda() if isinstance(value, torch.Tensor) else value
+            for key, value in draw(op, cell, dtype=torch.bfloat16).items()
+        }
+        chosen = op.implementation(implementation)
+        print(f"at {name} {implementation}", flush=True)
+        chosen.run(**packed(op, chosen, drawn, torch.bfloat16))
+        torch.cuda.synchronize()
+        print(f"ran {name} {implementation} {cell}", flush=True)
 
 
-def sanitize(sanitizer: str, name: str, seconds: float) -> Iterator[dict[str, str]]:
-    """What each tool says of an op's kernels, all within about `seconds`."""
-    alone = [sys.executable, "-m", "benchmarks.sanitizer", "--op", name]
-    code, text = run_bounded(alone, seconds)
+def verdicts(sanitizer: str, name: str, seconds: float) -> list[dict[str, str]]:
+    """What each tool says of an op's kernels, each within `seconds`."""
+    found = []
     for tool in TOOLS:
-        found = {"kernel": name, "cell": "", "tool": tool}
-        if code != 0:
-            yield {**found, "verdict": ended(code, text, "alone")}
+        names = kernels(ops()[name], tool)
+        if not names:
             continue
         watched = [sanitizer, "--tool", tool, "--error-exitcode", str(FAILED)]
-        watched += ["--target-processes", "application-only", *alone]
-        code_here, text = run_bounded(watched, seconds)
+        watched += ["--target-processes", "application-only"]
+        watched += [sys.executable, "-m", "benchmarks.sanitizer", name, "--under", tool]
+        start = time.monotonic()
+        code, text = run_bounded(watched, seconds)
         ran = re.findall(r"^ran \S+ (\S+) (.+)$", text, re.MULTILINE)
-        found["kernel"] = f"{name} {', '.join(dict.fromkeys(kernel for kernel, _ in ran))}".strip()
-        found["cell"] = ", ".join(dict.fromkeys(cell for _, cell in ran))
         summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
-        if code_here == 0 and summary and ran:
-            yield {**found, "verdict": "no errors"}
-        elif summary and ran:
+        complete = [kernel for kernel, _ in ran] == names
+        if code == 0 and summary and complete:
+            verdict = "no errors"
+        elif summary and complete:
             print(text[-4000:], file=sys.stderr)
-            yield {**found, "verdict": summary[-1]}
+            verdict = summary[-1]
         else:
-            yield {**found, "verdict": ended(code_here, text, f"under {tool}")}
+            verdict = ended(code, text)
+        found.append(
+            {
+                "kernel": f"{name} {', '.join(names)}",
+                "cell": ran[0][1] if ran else "",
+                "tool": tool,
+                "verdict": verdict,
+                "seconds": f"{time.monotonic() - start:.0f}",
+            }
+        )
+    return found
 
 
-def ended(code: int | None, text: str, where: str) -> str:
+def ended(code: int | None, text: str) -> str:
     """Why there is no verdict."""
     if code is None:
-        return f"not done in time {where}"
+        steps = re.findall(r"^at .+$", text, re.MULTILINE)
+        return f"not done in time, {steps[-1] if steps else 'at the start'}"
     print(text[-2000:], file=sys.stderr)
-    return f"ended with {code} {where}"
+    return f"ended with {code}"
 
 
 def run_bounded(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
@@ -121,25 +169,30 @@ def main(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="OP", help="Ops by name; default: every one.")
     ] = None,
-    op: Annotated[str | None, typer.Option(help="Run its kernels in this process.")] = None,
+    under: Annotated[
+        str | None, typer.Option(help="Run what this tool watches of the ops in this process.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Results file.")] = ROOT / "docs/benchmarks/h200.json",
     seconds: Annotated[float, typer.Option(help="Of one op under one tool.")] = 60.0,
 ) -> None:
     """Run every op's kernels under every tool, several at a time, and write the verdicts down."""
-    if op is not None:
-        run_op(op)
+    if under is not None:
+        for name in names or ():
+            run_op(name, under)
         return
     sanitizer = next((place for place in PLACES if place and Path(place).exists()), None)
     if sanitizer is None:
         raise typer.BadParameter("compute-sanitizer is not installed; it comes with the CUDA SDK")
-    every = dict.fromkeys(op.name for op, *_ in kernels(arch_of(torch.device("cuda"))))
-    wanted = [name for name in every if not names or name in names]
+    wanted = names or list(ops())
     found = []
     with ThreadPoolExecutor(min(PROCESSES, os.cpu_count() or 1)) as pool:
-        for entries in pool.map(lambda name: list(sanitize(sanitizer, name, seconds)), wanted):
-            for entry in entries:
-                typer.echo(f"{entry['tool']:10} {entry['kernel']}: {entry['verdict']}")
+        started = [pool.submit(verdicts, sanitizer, name, seconds) for name in wanted]
+        for done in as_completed(started):
+            for entry in done.result():
+                took = f"{entry['verdict']} ({entry['seconds']} s)"
+                typer.echo(f"{entry['tool']:10} {entry['kernel']}: {took}")
                 found.append(entry)
+    found.sort(key=lambda entry: entry["kernel"])
     write(out, "sanitizer", {"families": found})
 
 

@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,18 +24,15 @@ from benchmarks.paths import NANO, ROOT, Model
 from tercel.config import SamplingParams
 from tercel.contract import PLAIN
 from tercel.contract.timing import copy_bandwidth
-from tercel.core.cache import DrafterCache
-from tercel.core.drafting import Block, DraftSampling
-from tercel.core.parameters import on_meta
 from tercel.core.step import StepPlan
 from tercel.runtime.checkpoint import open_files
 from tercel.runtime.llm import LLM
-from tercel.targets.drafters.block import BlockDrafter, bind_drafter
+from tercel.targets.drafters.block import BlockDrafter, bind_drafter, record
 from tercel.targets.recording import Recorder
 
 DRAFTER = ROOT / "checkpoints/nano-dspark"
 GREEDY = SamplingParams(temperature=0, max_tokens=300)
-OPTIONS: dict[str, Any] = {"max_running": 8, "max_model_len": 1024, "max_step_tokens": 2048}
+OPTIONS: dict[str, Any] = {"max_model_len": 1024, "max_step_tokens": 2048}
 CONTEXT = 128
 """Tokens before a step whose bytes are counted."""
 
@@ -108,30 +105,10 @@ def launches(llm: LLM, plan: StepPlan) -> int | None:
 def drafter_bytes(llm: LLM, batch: int, num_drafts: int) -> int:
     """That a step's drafter must move: context rows of `batch` times 1 + `num_drafts` tokens, then
     a block of guesses."""
-    drafting = llm.engine._runner._work._drafting  # type: ignore[attr-defined]
-    live: BlockDrafter = drafting._drafter
+    live: BlockDrafter = llm.engine._runner._work._drafting._drafter  # type: ignore[attr-defined]
     recorder = Recorder(bind_drafter(live.plan, rows=1))
-    given = live.plan
-    plan = replace(
-        given,
-        weights=on_meta(given.weights),
-        embed=on_meta(given.embed),
-        head=on_meta(given.head),
-    )
-    sites = {"few": recorder.table, "many": recorder.table}
-    drafter = replace(live, plan=plan, **sites, counters=on_meta(live.counters))
-    cache = DrafterCache(drafting._cache.pages.to("meta"))
-    tokens, pages = batch * (1 + num_drafts), -(-CONTEXT // cache.pages.shape[2])
-
-    def integers(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int64, device="meta")
-
-    rows = drafting.taps.of(tokens).rows
-    taps = torch.empty(tokens, rows.shape[0] * rows.shape[2], dtype=rows.dtype, device="meta")
-    drafter.write_context(taps, integers(tokens), integers(tokens), cache)
-    block = Block(integers(batch), integers(batch), integers(batch, pages), num_drafts)
-    temperature = torch.empty(batch, device="meta")
-    drafter.draft(block, DraftSampling(temperature, integers(batch), greedy=True), cache)
+    sizes = {"requests": batch, "tokens": batch * (1 + num_drafts), "num_drafts": num_drafts}
+    record(live.plan, recorder, **sizes, context=CONTEXT)
     return sum(call.bytes for call in recorder.calls)
 
 
@@ -170,7 +147,8 @@ def main(
     device: str = "cuda",
 ) -> None:
     """Race drafting steps against plain ones and write down both."""
-    started, options = time.monotonic(), {**OPTIONS, "device": device}
+    sizes = [int(size) for size in batches.split(",")]
+    started, options = time.monotonic(), {**OPTIONS, "device": device, "max_running": max(sizes)}
     engines = {
         "plain": LLM(model, **options),
         "drafted": LLM(model, drafter=str(drafter), **options),
@@ -181,7 +159,7 @@ def main(
     rate = copy_bandwidth(1 << 30, device=device)
     prompts = prompts_of(plain.tokenizer, problems)
     for llm in engines.values():
-        answer(llm, prompts[:8], Pace())
+        answer(llm, prompts[: max(sizes)], Pace())
     typer.echo(f"ready in {time.monotonic() - started:.1f} s, copy {rate / 1e9:.0f} GB/s")
     count = drafted.engine._speculation.limit(1)  # type: ignore[union-attr]
     captured = {name: engines[name].engine._runner._graphs for name in ("plain", "drafted")}  # type: ignore[attr-defined]
@@ -191,7 +169,7 @@ def main(
         "graphs": {name: {"count": len(g), "seconds": g.seconds} for name, g in captured.items()},
         "batches": {},
     }
-    for batch in map(int, batches.split(",")):
+    for batch in sizes:
         few = prompts[: 4 * batch]
         _, slow = race({"op by op": engines["op by op"]}, few, batch)
         paces, rates = race({"plain": plain, "drafted": drafted}, prompts, batch)

@@ -76,7 +76,8 @@ class EngineConfig:
     """For benchmarks: mean guesses accepted per step, whatever they are. The text is not the
     model's, which every output says."""
     kv_dtype: Literal["auto", "float8", "nvfp4"] = "auto"
-    """Latent cache dtype; only auto (the activation dtype) is built."""
+    """Of cached latents. auto: the activation dtype; float8: e4m3, half of bf16's bytes, and lossy;
+    nvfp4 is not built."""
     disaggregation: str | None = None
     """Role of this server in a context / generation pair; not built."""
     profile: str | None = None
@@ -87,14 +88,15 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choices(self)
         unbuilt = {
-            "kv_dtype": "auto",
-            "disaggregation": None,
-            "profile": None,
-            "prefix_caching": False,
+            "kv_dtype": ("auto", "float8"),
+            "disaggregation": (None,),
+            "profile": (None,),
+            "prefix_caching": (False,),
         }
         for name, built in unbuilt.items():
-            if getattr(self, name) != built:
-                raise ConfigError(f"{name}={getattr(self, name)!r} is not built; use {built!r}")
+            if getattr(self, name) not in built:
+                use = " or ".join(map(repr, built))
+                raise ConfigError(f"{name}={getattr(self, name)!r} is not built; use {use}")
         for name in ("page_size", "max_running", "max_step_tokens", "cache_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
@@ -203,8 +205,10 @@ def _from_dict(cls: type[T], values: Mapping[str, Any], error: Any) -> T:
 
 
 def _check_speculation(config: EngineConfig) -> None:
-    if config.drafter is None and config.forced_acceptance is not None:
-        raise ConfigError("forced_acceptance: there are no guesses to accept; set drafter")
+    for name in ("acceptance", "max_drafts", "min_confidence", "forced_acceptance"):
+        value = getattr(config, name)
+        if config.drafter is None and value != EngineConfig.__dataclass_fields__[name].default:
+            raise ConfigError(f"{name}={value!r}: nothing is guessed; set drafter, or leave it out")
     if config.max_drafts is not None and not 1 <= config.max_drafts <= MAX_DRAFTS:
         raise ConfigError(f"max_drafts={config.max_drafts} is outside 1 .. {MAX_DRAFTS}")
     if config.verify_tokens < 2:

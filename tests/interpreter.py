@@ -1,11 +1,13 @@
 """Triton kernels on a CPU: its interpreter, made right where it is wrong, and faster.
 
-Without a GPU the kernels of this project run interpreted. Four things need help: a dot of bf16
+Without a GPU the kernels of this project run interpreted. Five things need help: a dot of bf16
 multiplies the raw bits of its operands, a cast of fp32 to bf16 cuts bits off instead of rounding
-to nearest, casts from and to e4m3 are wrong for NaN, and the grid-dependency instructions are
-unknown. Three cost more than half of its time for nothing: every call of a device function
-replaces the functions of the language again, every operation builds the table of numpy's types,
-and every sum of integers computes whether it overflows for an assertion that is off.
+to nearest, casts from and to e4m3 are wrong for NaN, and the grid-dependency instructions and
+inline assembly are unknown, of which a prefetch changes nothing that a program sees. Four cost most
+of its time for nothing: every call of a device function replaces the functions of the language
+again, every operation builds the table of numpy's types, every sum of integers computes whether it
+overflows for an assertion that is off, and a reduction by a function of ours, or by the xor of a
+sort, goes one element at a time.
 """
 
 import importlib.util
@@ -40,7 +42,12 @@ def enable() -> None:
 
     cuda.gdc_wait = cuda.gdc_launch_dependents = _nothing
     if InterpreterBuilder.create_dot is not _dot:
-        mends = {"create_dot": _dot, "cast_impl": _cast, "create_fp_to_fp": _fp8}
+        mends = {
+            "create_dot": _dot,
+            "cast_impl": _cast,
+            "create_fp_to_fp": _fp8,
+            "create_inline_asm": _assembly,
+        }
         for name, mended in mends.items():
             setattr(InterpreterBuilder, f"plain_{name}", getattr(InterpreterBuilder, name))
             setattr(InterpreterBuilder, name, mended)
@@ -48,7 +55,8 @@ def enable() -> None:
 
 
 def _hasten(interpreter: Any) -> None:
-    """Replaces the language's functions once, keeps the types, and computes no overflow."""
+    """Replaces the language's functions once, keeps the types, computes no overflow, and reduces
+    whole tensors."""
     import triton.language as tl
 
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
@@ -66,6 +74,32 @@ def _hasten(interpreter: Any) -> None:
     interpreter._get_np_dtype = numpy_type
     options = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter.interpreter_builder.options = options
+    interpreter.ReduceOps.generic_reduce = _reduce
+
+
+def _reduce(reduction: Any, inputs: Any) -> list[Any]:
+    """Combines neighbours along the axis until one is left."""
+    rank, axis = inputs[0].handle.data.ndim, reduction.axis
+    inputs, along = reduction.unravel(inputs, axis)
+    arrays = [np.moveaxis(each.handle.data, along, -1) for each in inputs]
+    types = [(each.dtype, each.handle.data.dtype) for each in inputs]
+    while arrays[0].shape[-1] > 1:
+        halves = [
+            reduction.to_tensor(np.ascontiguousarray(array[..., start::2]), dtype)
+            for start in (0, 1)
+            for array, (dtype, _) in zip(arrays, types, strict=True)
+        ]
+        found = reduction.combine_fn.fn(*halves)
+        found = found if isinstance(found, tuple) else (found,)
+        arrays = [x.handle.data.astype(t) for x, (_, t) in zip(found, types, strict=True)]
+    results = []
+    for array, (dtype, _) in zip(arrays, types, strict=True):
+        if not reduction.keep_dims:
+            result = array[..., 0]
+        else:
+            result = array.reshape((1,) * rank) if axis is None else np.moveaxis(array, -1, along)
+        results.append(reduction.to_tensor(result, dtype))
+    return results
 
 
 def _nothing(_semantic: Any = None) -> None:
@@ -109,6 +143,27 @@ def _fp8(builder: Any, value: Any, dst_type: Any, *rounding: Any) -> Any:
         wide = torch.from_numpy(np.ascontiguousarray(_cast(builder, value, tl.float32).data))
         return TensorHandle(wide.to(torch.float8_e4m3fn).view(torch.uint8).numpy(), target)
     return builder.plain_create_fp_to_fp(value, dst_type, *rounding)
+
+
+class _Zeros:
+    """What a prefetch gives back, because every piece of assembly must give something."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
+        self._shape, self._dtype = shape, dtype
+
+    def get_result(self, _index: int) -> Any:
+        from triton.runtime.interpreter import TensorHandle
+
+        return TensorHandle(np.zeros(self._shape, np.int32), self._dtype)
+
+
+def _assembly(builder: Any, text: str, constraints: str, values: Any, *options: Any) -> Any:
+    """Prefetches do nothing; other assembly cannot be interpreted."""
+    import triton.language as tl
+
+    if not text.startswith("prefetch."):
+        return builder.plain_create_inline_asm(text, constraints, values, *options)
+    return _Zeros(values[0].data.shape, tl.int32)
 
 
 def _is_bf16(dtype: Any) -> bool:

@@ -21,6 +21,7 @@ from tercel.core.parameters import MlaWeights
 from tercel.ops.attention.block_attention import block_attention
 from tercel.ops.attention.block_attention_qk_norm_rope import block_attention_qk_norm_rope
 from tercel.ops.attention.mla_query_rope import mla_query_rope
+from tercel.ops.gemm.embedding import embedding
 from tercel.ops.gemm.head_linear import head_linear
 from tercel.ops.gemm.linear import linear
 from tercel.ops.gemm.linear_f32 import linear_f32
@@ -40,6 +41,8 @@ SITES: Mapping[str, Op[..., Any]] = {
     "context_kv": context_kv,
     "context_latent": context_latent,
     "embed": embed_rms_norm,
+    "embedding": embedding,
+    "embed_norm": rms_norm,
     "proj": linear,
     "attention": block_attention_qk_norm_rope,
     "mla_query": mla_query_rope,
@@ -68,8 +71,10 @@ def write_context(
     positions: torch.Tensor,
     slot_mapping: torch.Tensor,
     cache: DrafterCache,
+    counters: torch.Tensor | None = None,
 ) -> None:
-    """taps [T, taps * M] of tokens at `positions` [T] into their pages, for all layers."""
+    """taps [T, taps * M] of tokens at `positions` [T] into their pages, for all layers; `counters`
+    as of context_kv."""
     c, eps = w.context, config.rms_norm_eps
     if c.tap_norm is not None:
         parts = taps.chunk(len(config.taps), -1)
@@ -78,18 +83,11 @@ def write_context(
     width = c.fc.shape[1]
     own = taps[:, group.rank * width : (group.rank + 1) * width]
     rows = k.context_norm(group.all_reduce(k.context_fc(own, c.fc)), c.norm, eps=eps)
-    write = k.context_kv if isinstance(config.attention, GqaShape) else k.context_latent
-    write(
-        rows,
-        c.kv,
-        c.kv_norm,
-        w.inv_freq,
-        positions,
-        cache.pages,
-        slot_mapping,
-        eps=eps,
-        **_turn(config),
-    )
+    given = (rows, c.kv, c.kv_norm, w.inv_freq, positions, cache.pages, slot_mapping)
+    if isinstance(config.attention, GqaShape):
+        k.context_kv(*given, eps=eps, **_turn(config), counters=counters)
+    else:
+        k.context_latent(*given, eps=eps, **_turn(config))
 
 
 def run_block(
@@ -101,9 +99,10 @@ def run_block(
     block: Block,
     cache: DrafterCache,
 ) -> torch.Tensor:
-    """[R * g, N] the normed hidden rows of the guesses; `embed` is the target's table."""
+    """[R * g, N] the normed hidden rows of the guesses; `embed` is this rank's part of the
+    target's table."""
     eps, width = config.rms_norm_eps, config.width(block.num_drafts)
-    x, h = _embed(k, w, config, embed, block.anchors, width)
+    x, h = _embed(k, group, w, config, embed, block.anchors, width)
     following = [layer.input_norm for layer in w.layers[1:]]
     for index, (layer, norm) in enumerate(zip(w.layers, (*following, w.norm), strict=True)):
         core = _attention(k, w, config, index, x, block, cache.pages[index])
@@ -126,10 +125,10 @@ def draft(
     head: torch.Tensor,
     block: Block,
     sampling: DraftSampling,
-    counters: torch.Tensor | None = None,
+    board: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """hidden [R * g, N] -> (tokens [R, g], what they were chosen from [R * g, V] f32 of this
-    rank); `head` is this rank's part of the target's, `counters` as of markov_chain."""
+    rank); `head` is this rank's part of the target's, `board` as of markov_chain."""
     markov = w.markov
     return k.markov_chain(  # type: ignore[no-any-return]
         k.head(hidden, head),
@@ -142,7 +141,7 @@ def draft(
         group=group,
         num_drafts=block.num_drafts,
         greedy=sampling.greedy,
-        counters=counters,
+        board=board,
     )
 
 
@@ -165,6 +164,7 @@ def _turn(config: DrafterConfig) -> dict[str, Any]:
 
 def _embed(
     k: SiteTable,
+    group: Group,
     w: DrafterWeights,
     config: DrafterConfig,
     embed: torch.Tensor,
@@ -172,19 +172,21 @@ def _embed(
     width: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(normed, embedding) [R * W, N]: every block is an anchor and the same mask rows."""
-    table = embed if w.embed is None else w.embed
-    mask = config.mask_token_id
-    rows = table[mask : mask + 1] if w.mask_row is None else w.mask_row.unsqueeze(0)
-    norm, eps = w.layers[0].input_norm, config.rms_norm_eps
-    of_anchors = k.embed(anchors, table, norm, eps=eps)
-    of_mask = k.embed(torch.zeros_like(anchors[:1]), rows, norm, eps=eps)
-
-    def blocks(anchor: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
-        masks = masked.unsqueeze(0).expand(anchor.shape[0], width - 1, -1)
-        return torch.cat((anchor.unsqueeze(1), masks), 1).flatten(0, 1)
-
-    normed, embedding = (blocks(x, y) for x, y in zip(of_anchors, of_mask, strict=True))
-    return normed, embedding
+    table, norm, eps = (
+        embed if w.embed is None else w.embed,
+        w.layers[0].input_norm,
+        config.rms_norm_eps,
+    )
+    tokens = anchors.new_full((anchors.shape[0], width), config.mask_token_id)
+    tokens[:, 0] = anchors
+    if group.world_size == 1 and w.mask_row is None:
+        return k.embed(tokens.flatten(), table, norm, eps=eps)  # type: ignore[no-any-return]
+    # One rank has a token's row, the others add zeros: the sum is exact.
+    first_id = group.rank * table.shape[0]
+    rows = group.all_reduce(k.embedding(tokens.flatten(), table, first_id=first_id))
+    if w.mask_row is not None:
+        rows.view(*tokens.shape, -1)[:, 1:] = w.mask_row
+    return k.embed_norm(rows, norm, eps=eps), rows
 
 
 def _attention(

@@ -66,7 +66,14 @@ def _prefill(
     cache: LatentCache,
     model: ModelConfig,
 ) -> torch.Tensor:
-    k.mla_append(rows.latent, w.kv_norm, cache.pages, slot_mapping, eps=model.latent_norm_eps)
+    k.mla_append(
+        rows.latent,
+        w.kv_norm,
+        cache.pages,
+        slot_mapping,
+        eps=model.latent_norm_eps,
+        page_scale=cache.page_scale,
+    )
     q = rows.q
     if w.q_norm is not None:
         q = k.mla_q_b(k.mla_q_norm(q, w.q_norm, eps=model.latent_norm_eps), w.q_b)
@@ -80,6 +87,7 @@ def _prefill(
         cu_seqlens=step.cu_seqlens,
         context_lens=step.context_lens,
         scale=model.qk_head_dim**-0.5,
+        page_scale=cache.page_scale,
     )
 
 
@@ -103,6 +111,7 @@ def _verify(
         slot_mapping,
         q_eps=model.latent_norm_eps,
         eps=model.latent_norm_eps,
+        page_scale=cache.page_scale,
     )
     return k.mla_decode(  # type: ignore[no-any-return]
         query,
@@ -113,4 +122,5 @@ def _verify(
         rows.gate,
         width=step.width,
         scale=model.qk_head_dim**-0.5,
+        page_scale=cache.page_scale,
     )

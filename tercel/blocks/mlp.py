@@ -35,6 +35,9 @@ def moe(
         scaling=model.routed_scaling_factor,
         renormalize=model.moe_renormalize,
     )
+    # Between routing and the experts that it chooses, so that these may read ids before they wait:
+    # the activation waits before it lets the next launch start.
+    shared = mlp(k, w.shared, x, model)
     latent = x if w.down is None else k.latent_down(x, w.down)
     routed = []
     for part in place.expert_parts:
@@ -56,7 +59,7 @@ def moe(
                 linear_beta=model.situ_linear_beta,
             )
         )
-    return routed, mlp(k, w.shared, x, model)
+    return routed, shared
 
 
 def _part_of(w: ExpertWeights, part: ExpertPart) -> ExpertWeights:

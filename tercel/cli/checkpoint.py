@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tercel.cli.progress import loading_bar
+from tercel.core.drafter_formats import read_drafter_config
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig, read_config_json
 from tercel.errors import ConfigError
@@ -78,13 +79,19 @@ def manifest(
         str | None, typer.Option(help="Count what one rank of this layout reads of it.")
     ] = None,
     rank: Annotated[int, typer.Option(min=0, help="That rank.")] = 0,
+    drafter: Annotated[
+        Path | None, typer.Option(help="Also what the rank reads of this drafter; with --layout.")
+    ] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
     as_json: Json = False,
 ) -> None:
     """Compute the tensors of a published checkpoint from its configuration alone."""
     config = published_config(model) if model in NAMES else read_config_json(Path(model))
+    if drafter is not None and layout is None:
+        raise ConfigError("--drafter counts what a rank reads; name a --layout")
     if layout is not None:
-        part = rank_manifest(config, Layout.parse(layout), rank)
+        drafts = None if drafter is None else read_drafter_config(drafter)
+        part = rank_manifest(config, Layout.parse(layout), rank, drafts)
         _show_rank(f"{model}, rank {rank} of {layout}", part, tensors, as_json)
         return
     computed = manifest_from_config(config)

@@ -80,7 +80,8 @@ def acceptance(
     engine: dict[str, Any],
     gate: dict[str, Any],
 ) -> None:
-    """How many guesses of a drafter are accepted; exit 1 below 97 % of what is recorded."""
+    """How many guesses of a drafter are accepted; exit 1 below 97 % of what is recorded, or
+    further by chance where problems are few."""
     from tercel.cli.progress import counting_bar, loading_bar
     from tercel.runtime.llm import LLM
 

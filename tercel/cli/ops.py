@@ -41,7 +41,8 @@ def ops(
                 for arch in Arch
             ]
             table.add_row(full, implementation.name, *states)
-    Console().print(table)
+    whole = Console(width=1000).measure(table).maximum
+    Console(width=max(whole, Console().width)).print(table)
 
 
 def _entries(chosen: dict[str, Op[..., Any]]) -> list[dict[str, str]]:

@@ -130,8 +130,8 @@ class Hazard:
     """aliasing, early_read, launch_order, capacity, ..."""
     what: str
     args: tuple[str, ...] = ()
-    """For early_read: arguments read before the wait for the previous launch, which therefore must
-    not be written by it. Program resolution proves this."""
+    """For early_read: arguments read before the wait for the previous launch, whose writers must be
+    over by then. Program resolution proves this (targets/launch_order.py)."""
     raises: bool = False
     when: str = ""
     """The argument whose truth makes this call run the risk; empty: every call does."""
@@ -194,6 +194,16 @@ class Contract:
     @property
     def written(self) -> tuple[str, ...]:
         return tuple(n for n, a in self.args.items() if isinstance(a, Arg) and a.written)
+
+    def read_before_wait(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+        """Arguments that this call reads before it waits for the previous launch, each with the
+        argument that asked for it, or an empty name where every call does."""
+        return {
+            name: hazard.when
+            for hazard in self.hazards
+            if hazard.kind == "early_read" and (not hazard.when or arguments[hazard.when])
+            for name in hazard.args
+        }
 
     def tolerance_of(self, name: str) -> Tolerance:
         if isinstance(self.tolerance, Tolerance):

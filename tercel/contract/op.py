@@ -49,6 +49,9 @@ class Implementation:
     at load; None: the weights as they are."""
     packed_bytes: Callable[..., int] | None = None
     """Bytes of the packed form from the same arguments on meta tensors."""
+    triggers_early: bool = False
+    """Whether there are calls whose every launch lets the next one start before it has itself
+    waited for the previous one: what older ones write need not be there when the next op starts."""
     admits: Callable[[Mapping[str, int]], str | None] = field(default=lambda sizes: None)
     """Why these axis sizes are not served; None where they are."""
 
@@ -150,7 +153,9 @@ def ordered(run: Callable[..., Any], **options: Any) -> Implementation:
 
 
 def kernel(language: str, function: Callable[..., Any], **options: Any) -> Implementation:
-    """The kernel of `function`'s op folder in `language`: the same name in kernel_<language>."""
+    """The kernel of `function`'s op folder in `language`: the same name in kernel_<language>. It
+    triggers early, as a stream of weights wants, unless `options` say otherwise;
+    tests/rules/test_launches.py reads in the kernels which is true."""
     folder = function.__module__.rpartition(".")[0]
     run = Deferred(f"{folder}.kernel_{language}", function.__name__)
-    return Implementation(language, run, **{"archs": GPU_ARCHS, **options})
+    return Implementation(language, run, **{"archs": GPU_ARCHS, "triggers_early": True, **options})

@@ -15,6 +15,8 @@ class LatentCache:
 
     pages: torch.Tensor
     """[pages, page_size, kv_lora_rank + qk_rope_head_dim]; normed latent, then shared key part."""
+    page_scale: torch.Tensor | None = None
+    """[1] fp32, what a code of FP8 pages stands for; None: pages hold values."""
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,11 @@ def drafter_config(config: Mapping[str, Any]) -> DrafterConfig:
     )
 
 
+def is_drafter(config: Mapping[str, Any]) -> bool:
+    """Whether a parsed config.json is of any of the formats, be it right or wrong."""
+    return config.get("model_type") in ("k3_dspark", "qwen3") or "speculators_model_type" in config
+
+
 def _specforge(config: Mapping[str, Any]) -> DrafterConfig:
     keys, problems = _flatten(config)
     architecture = (config.get("architectures") or [""])[0]

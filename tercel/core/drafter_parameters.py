@@ -72,7 +72,7 @@ class DrafterWeights:
     markov: MarkovWeights | None
     confidence: ConfidenceWeights | None
     embed: torch.Tensor | None
-    """[whole vocabulary, N] a table of the drafter's own; None: the target's."""
+    """[V, N] of a table of the drafter's own; None: the target's."""
     mask_row: torch.Tensor | None
     """[N] what a mask token is embedded as; None: its row of the table."""
     inv_freq: torch.Tensor

@@ -12,6 +12,9 @@ _NAME = re.compile(
     r"(?:_pp(?P<pp>\d+))?(?:_dwdp(?P<distributed_weights>\d+))?"
 )
 
+_LARGEST_TP = 16
+"""Ranks of the largest layout that an error suggests."""
+
 
 class Axis(StrEnum):
     """What a layout divides. Parts are equal, contiguous and in rank order."""
@@ -126,7 +129,10 @@ class Layout:
         """Raises ConfigError listing every size of `model` that this layout does not divide."""
         problems = [f"{field} must be at least 1, got {value}" for field, value in self._sizes()]
         if not problems:
-            problems = self._unbuilt() + self._indivisible(model)
+            problems = self._unbuilt()
+        if not problems and (problems := self._indivisible(model)):
+            sizes = [n for n in range(1, _LARGEST_TP + 1) if not Layout(n)._indivisible(model)]
+            problems.append(f"layouts that fit: {', '.join(f'tp{size}' for size in sizes)}")
         if problems:
             raise ConfigError(f"layout {self.name}: " + "; ".join(problems))
 
@@ -168,10 +174,11 @@ class Layout:
         return [(field, value) for field, value in sizes.items() if value < 1]
 
     def _unbuilt(self) -> list[str]:
-        unbuilt = ("attention_dp", "decode_cp", "distributed_weights")
+        unbuilt = {"attention_dp": "depN", "decode_cp": "helixN", "distributed_weights": "_dwdpN"}
         return [
-            f"{field}={getattr(self, field)} is not built; leave it at 1"
-            for field in unbuilt
+            f"{name} ({field}={getattr(self, field)}) is not built; choose tpN, tpN_moetpMepE or "
+            "tpN_ppS"
+            for field, name in unbuilt.items()
             if getattr(self, field) != 1
         ]
 

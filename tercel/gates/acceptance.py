@@ -2,10 +2,11 @@
 
 A wrong drafter changes no text: taps of the wrong layer, a mask token's row that was not trained,
 positions off by one only lower this figure. So each is compared with what was recorded when the
-drafter was healthy, overall and per position.
+drafter was healthy, overall and per position, with room for chance where there are few rounds.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -23,6 +24,9 @@ from tercel.runtime.tokenizer import Tokenizer
 
 HEALTHY_SHARE = 0.97
 """Of the recorded figures, below which a drafter is not healthy."""
+CHANCE = 4.0
+"""Standard errors that a healthy drafter may be below the record, where that is the wider bound:
+more than independent rounds would need, because those of one problem are alike."""
 RECORD = "acceptance.json"
 """Beside a drafter's weights: the figures of this gate when it was healthy."""
 
@@ -120,17 +124,34 @@ def unhealthy(measured: Sequence[Acceptance], recorded: Mapping[str, Any]) -> li
         healthy = recorded.get(f"{each.temperature:g}")
         if healthy is None:
             continue
-        figures = {"acceptance length": (each.rounds.acceptance_length, healthy["length"])}
-        for position, share in enumerate(healthy["per_position"], start=1):
-            found = each.rounds.per_position
-            now = found[position - 1] if position <= len(found) else 0.0
-            figures[f"position {position}"] = now, share
+        rounds, shares = each.rounds, healthy["per_position"]
+        likely = [_smoothed(share, rounds.rounds) for share in shares]
+        figures = {"acceptance length": (rounds.acceptance_length, healthy["length"], likely)}
+        for position, share in enumerate(shares):
+            found = rounds.per_position
+            now = found[position] if position < len(found) else 0.0
+            figures[f"position {position + 1}"] = now, share, likely[position : position + 1]
         problems += [
-            f"temperature {each.temperature:g}: {name} is {now:.3f}, recorded {before:.3f}"
-            for name, (now, before) in figures.items()
-            if now < HEALTHY_SHARE * before
+            f"temperature {each.temperature:g}: {name} is {now:.3f}, recorded {before:.3f}, "
+            f"at least {least:.3f} in {rounds.rounds} rounds"
+            for name, (now, before, chances) in figures.items()
+            if now < (least := _least(before, chances, rounds.rounds))
         ]
     return problems
+
+
+def _least(recorded: float, chances: Sequence[float], rounds: int) -> float:
+    """What a healthy drafter reaches in so many rounds. The figure is the mean, over rounds, of how
+    many guesses are accepted where guess i is, and all before it, with chance `chances[i]`."""
+    mean = sum(chances)
+    square = sum((2 * count + 1) * chance for count, chance in enumerate(chances))
+    error = math.sqrt((square - mean**2) / max(rounds, 1))
+    return recorded - max((1 - HEALTHY_SHARE) * recorded, CHANCE * error)
+
+
+def _smoothed(share: float, rounds: int) -> float:
+    """A chance near a recorded share that is neither 0 nor 1, which rounds never miss."""
+    return (share * rounds + 2) / (rounds + 4)
 
 
 def read_record(drafter: Path) -> dict[str, Any]:

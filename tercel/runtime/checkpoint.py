@@ -30,7 +30,7 @@ from tercel.runtime.step_work import StepWork
 from tercel.runtime.tokenizer import Tokenizer
 from tercel.targets.binding import counted
 from tercel.targets.load import Plan, device_of, dtype_of, resolve
-from tercel.targets.state import CacheSizes, create_cache
+from tercel.targets.state import CacheSizes, create_cache, create_counters
 from tercel.weights.checkpoint import Checkpoint
 from tercel.weights.load import dummy_model, load_model
 
@@ -157,7 +157,14 @@ def start_rank(
     unwritten = range(tokenizer.vocab_size, opened.model.vocab_size)
     program = plan.program(weights, groups)
     forced = config.forced_acceptance
-    cache = create_cache(plan.place, groups.world, sizes=sizes, dtype=plan.dtype, device=device)
+    cache = create_cache(
+        plan.place,
+        groups.world,
+        sizes=sizes,
+        dtype=plan.dtype,
+        device=device,
+        kv_dtype=config.kv_dtype,
+    )
     table = {site: counted(site, bound, program.counts) for site, bound in plan.sampling.items()}
     sampler = Sampler(
         groups.tp,
@@ -166,6 +173,7 @@ def start_rank(
         sites=table,
         rule=config.acceptance,
         forced=None if forced is None else ForcedAcceptance(forced),
+        counters=create_counters(config.max_running, opened.max_drafts, device),
     )
     drafting = None
     if opened.drafter is not None:

@@ -10,16 +10,17 @@ from tercel.config import EngineConfig
 from tercel.core.arch import Arch, arch_of
 from tercel.core.drafter import DrafterConfig
 from tercel.core.drafter_formats import read_drafter_config
-from tercel.core.layout import Layout
+from tercel.core.layout import Axis, Layout
 from tercel.core.model import ModelConfig
+from tercel.errors import ConfigError
 from tercel.runtime.draft_runner import DraftRunner, TapBuffer
 from tercel.runtime.proposals import SUFFIX, SUFFIX_DRAFTS
 from tercel.targets.drafters import Drafter, DrafterPlan, create_drafter
 from tercel.targets.load import Plan
 from tercel.targets.program import Program
-from tercel.targets.state import CacheSizes, create_drafter_cache
+from tercel.targets.state import CacheSizes, create_board, create_drafter_cache
 from tercel.weights.checkpoint import Checkpoint
-from tercel.weights.drafter import load_drafter
+from tercel.weights.drafter import StoredTable, load_drafter
 from tercel.weights.drafter_table import check_drafter_layout
 from tercel.weights.fingerprint import fingerprint
 
@@ -44,11 +45,20 @@ def open_drafter(config: EngineConfig, model: ModelConfig) -> DrafterConfig | No
 
 
 def max_drafts_of(config: EngineConfig, drafter: DrafterConfig | None) -> int:
-    """Guesses per request that a step may verify; 0 without a drafter."""
+    """Guesses per request that a step may verify; 0 without a drafter.
+
+    Raises:
+        ConfigError: more of them are to be accepted.
+    """
     if config.drafter is None:
         return 0
-    trained = SUFFIX_DRAFTS if drafter is None else drafter.max_drafts
-    return config.max_drafts or trained
+    most = config.max_drafts or (SUFFIX_DRAFTS if drafter is None else drafter.max_drafts)
+    if (config.forced_acceptance or 0) > most:
+        raise ConfigError(
+            f"forced_acceptance={config.forced_acceptance}: {most} guesses are verified per step; "
+            f"choose 0 .. {most}"
+        )
+    return most
 
 
 def start_drafting(
@@ -68,9 +78,10 @@ def start_drafting(
         shape = (sizes.num_slots, sizes.max_draft, drafter.vocab_size // layout.tp)
         logits = torch.zeros(shape, dtype=torch.float32, device=device)
     is_last = plan.place.is_last_stage
+    board = create_board(config.max_running, sizes.max_draft, device) if is_last else None
     return DraftRunner(
         TapBuffer(drafter.taps, drafter.tap_stream, tokens, norm),
-        _load(config, drafter, plan, program, kind) if is_last else None,
+        _load(config, drafter, plan, program, kind, board) if is_last else None,
         create_drafter_cache(drafter, layout, sizes=sizes, **kind),
         logits=logits,
     )
@@ -82,6 +93,7 @@ def _load(
     plan: Plan,
     program: Program,
     kind: dict[str, Any],
+    board: torch.Tensor | None,
 ) -> Drafter:
     target, place = Checkpoint.open(config.model), plan.place
     if drafter.target_fingerprint not in (None, fingerprint(target)):
@@ -90,11 +102,16 @@ def _load(
             config.drafter,
             config.model,
         )
-    embed, head = _whole_embedding(target, program, **kind), program.weights.head
+    (name,) = (name for name in target.tensors if name.endswith("embed_tokens.weight"))
+    table = StoredTable(target, name)
+    embed, head = program.weights.embed, program.weights.head
     assert head is not None, "the last stage holds the head"
+    if embed is None:  # the first stage's
+        own = place.layout.local_range(Axis.VOCAB, place.rank, place.model.vocab_size)
+        embed = table[own.start : own.stop].to(**kind)
     assert config.drafter is not None
-    checkpoint, rank = Checkpoint.open(config.drafter), place.rank % place.layout.tp
-    weights = load_drafter(checkpoint, drafter, place.layout, rank, embed=embed, **kind)
+    checkpoint, rank = Checkpoint.open(config.drafter, "drafter"), place.rank % place.layout.tp
+    weights = load_drafter(checkpoint, drafter, place.layout, rank, embed=table, **kind)
     return create_drafter(
         DrafterPlan(
             row=plan.route.row,
@@ -105,15 +122,6 @@ def _load(
             head=head,
             group=program.groups.tp,
             counts=program.counts,
+            board=board,
         )
     )
-
-
-def _whole_embedding(
-    target: Checkpoint, program: Program, *, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    """The target's table, of which ranks of larger layouts hold a part or nothing."""
-    if program.place.layout.world_size == 1 and program.weights.embed is not None:
-        return program.weights.embed
-    (name,) = (name for name in target.tensors if name.endswith("embed_tokens.weight"))
-    return target.reader().tensor(name).to(device, dtype)

@@ -14,10 +14,6 @@ from tercel.runtime.forced import ForcedAcceptance
 from tercel.runtime.verdict import Outcome, Verdict
 from tercel.targets.binding import SAMPLING
 
-COUNTERS = 512
-"""Of ops sample and accept: three a row that filters, two a request that verifies; a step of more
-takes several launches."""
-
 
 class Sampler:
     """Every rank draws the same tokens: logits, parameters and randomness are equal on all.
@@ -34,10 +30,11 @@ class Sampler:
         sites: Mapping[str, Callable[..., Any]] | None = None,
         rule: str = "match",
         forced: ForcedAcceptance | None = None,
+        counters: torch.Tensor | None = None,
     ) -> None:
         """`illegal_ids` are never drawn: padding, input-only slots, ids without a token. `sites`:
         implementations of SAMPLING's ops, by default the portable ones; `rule` is op accept's;
-        `forced` replaces what that finds in benchmarks."""
+        `forced` replaces what that finds in benchmarks; `counters` are those of both ops."""
         if sites is None:
             sites = {site: op.portable.run for site, op in SAMPLING.items()}
         self._group = group
@@ -50,7 +47,7 @@ class Sampler:
         self._accept: Callable[..., tuple[torch.Tensor, ...]] = sites["accept"]
         self._penalize = sites["penalize"]
         self._logprobs = sites["logprobs"]
-        self._counters = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+        self._counters = counters
         self._illegal = on_device(sorted(illegal_ids), torch.int64, device)
 
     def edits(self, plan: StepPlan) -> Edits | None:

@@ -94,6 +94,6 @@ class StepWork:
     def clear(self, pages: torch.Tensor) -> None:
         """Zeroes pages that requests have just been given."""
         for layer in self._cache.latent.values():
-            layer.pages.index_fill_(0, pages, 0)
+            layer.pages.view(torch.uint8).index_fill_(0, pages, 0)
         if self._drafting is not None:
             self._drafting.clear(pages)

@@ -1,8 +1,8 @@
 """Which implementation stands behind each site, chosen once, with the reason."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from dataclasses import fields as fields_of
 from typing import Any
 
@@ -38,6 +38,8 @@ class Bound:
     implementation: Implementation
     status: Status
     reason: str
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that the program adds to every call of the site: early reads of what is old."""
 
 
 Binding = Mapping[StepClass, Mapping[str, Bound]]
@@ -46,12 +48,21 @@ Binding = Mapping[StepClass, Mapping[str, Bound]]
 Refusals = Mapping[tuple[str, str, str], str]
 """(site, op, implementation) to why it does not serve the sizes that the site has."""
 
+Late = Collection[tuple[str, str]]
+"""(site, argument) of early reads that the order of launches forbids."""
+
 
 def bind(
-    row: TargetRow, arch: Arch, *, ordered: bool = False, refused: Refusals | None = None
+    row: TargetRow,
+    arch: Arch,
+    *,
+    ordered: bool = False,
+    refused: Refusals | None = None,
+    late: Late = (),
 ) -> dict[StepClass, dict[str, Bound]]:
     """Every site of every step class; `ordered` takes the plain implementations whose bits do not
-    depend on the layout. What is `refused` is passed over.
+    depend on the layout. What is `refused` is passed over. Kernels read early what they may read
+    early when asked, unless that is `late`.
 
     Raises:
         ConfigError: a row names what there is not, or wants kernels together with `ordered`.
@@ -68,7 +79,18 @@ def bind(
     }
     if row.policy != "named":
         _agree_on_forms(binding, arch)
-    return binding
+    return {
+        step_class: {site: _reading_early(item, late) for site, item in bound.items()}
+        for step_class, bound in binding.items()
+    }
+
+
+def _reading_early(bound: Bound, late: Late) -> Bound:
+    if bound.implementation.name in PLAIN:
+        return bound
+    asked = (hazard.when for hazard in bound.op.contract.hazards if hazard.kind == "early_read")
+    given = {name: True for name in asked if name and (bound.site, name) not in late}
+    return replace(bound, given=given)
 
 
 def _agree_on_forms(binding: dict[StepClass, dict[str, Bound]], arch: Arch) -> None:
@@ -138,10 +160,11 @@ def counted_table(bound: Mapping[str, Bound], counts: Counter[str], prefix: str 
 def counted(name: str, bound: Bound, counts: Counter[str]) -> Callable[..., Any]:
     """The implementation; each call adds to `counts`, under its site's `name`."""
     run, key = bound.implementation.run, f"{name}:{bound.op.name}:{bound.implementation.name}"
+    given = bound.given
 
     def call(*args: Any, **kwargs: Any) -> Any:
         counts[key] += 1
-        return run(*args, **kwargs)
+        return run(*args, **kwargs, **given)
 
     return call
 

@@ -18,6 +18,7 @@ from tercel.core.step import StepClass
 from tercel.errors import ConfigError, NoTarget
 from tercel.parallel import SingleGroup
 from tercel.targets.binding import SAMPLING, Binding, Bound, bind, bind_sites, packs
+from tercel.targets.launch_order import ReadTooEarly
 from tercel.targets.program import (
     Program,
     certified_fraction,
@@ -91,7 +92,8 @@ def resolve(
 ) -> Plan:
     """Chooses the target, binds its sites, and runs its recipe on meta tensors: every call is
     checked against its contract, and decode steps are proven free of host reads. A kernel that does
-    not serve the model's sizes gives way to the next."""
+    not serve the model's sizes gives way to the next, and what its place among the launches keeps
+    from reading early waits."""
     layout = Layout.parse(config.layout)
     layout.check(model)
     routed = route(Question(model, config, layout, arch))
@@ -100,10 +102,13 @@ def resolve(
         sums.check(model)
         layout.check_sums(sums)
     place = Rank(layout, rank, model, sums)
-    cache = meta_cache(place, config.page_size, dtype)
+    cache = meta_cache(place, config.page_size, dtype, config.kv_dtype)
     refused: dict[tuple[str, str, str], str] = {}
+    late: set[tuple[str, str]] = set()
     while True:
-        binding = bind(routed.row, arch or Arch.CPU, ordered=sums is not None, refused=refused)
+        binding = bind(
+            routed.row, arch or Arch.CPU, ordered=sums is not None, refused=refused, late=late
+        )
         weights = meta_model(model, layout, rank, dtype=dtype, packs=packs(binding, dtype))
         resolved = (routed.row, binding, weights, cache, place, config.page_size)
         try:
@@ -113,6 +118,10 @@ def resolve(
             if routed.row.policy != "best" or refusal.key in refused:
                 raise
             refused[refusal.key] = refusal.reason
+        except ReadTooEarly as refusal:
+            if not refusal.when or (refusal.site, refusal.when) in late:
+                raise
+            late.add((refusal.site, refusal.when))
     if config.mode == "require":
         _check_certified(routed, calls[StepClass.DECODE])
     prove_decode_reads_nothing(*resolved)
@@ -133,7 +142,9 @@ def _check_certified(routed: Route, decode: tuple[Call, ...]) -> None:
         )
 
 
-def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:
+def meta_cache(
+    place: Rank, page_size: int, dtype: torch.dtype, kv_dtype: str = "auto"
+) -> ModelCache:
     """Caches of a few pages and slots without memory, for recording."""
     return create_cache(
         place,
@@ -141,4 +152,5 @@ def meta_cache(place: Rank, page_size: int, dtype: torch.dtype) -> ModelCache:
         sizes=CacheSizes(num_pages=4, page_size=page_size, num_slots=4),
         dtype=dtype,
         device=torch.device("meta"),
+        kv_dtype=kv_dtype,
     )

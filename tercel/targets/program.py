@@ -89,7 +89,8 @@ def record(
         recorder = Recorder(dict(binding[step_class]))
         groups = Groups.of(RecordingGroup.of(place, recorder), place.layout)
         inputs = build_inputs(plan, page_size=page_size, device=torch.device("meta"))
-        recipe(recorder.table, weights, cache, inputs, groups, place)
+        with recorder.order.watching():
+            recipe(recorder.table, weights, cache, inputs, groups, place)
         calls[step_class] = tuple(recorder.calls)
     return calls
 

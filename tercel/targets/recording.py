@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from tercel.blocks.sites import SiteTable, table
-from tercel.contract.op import Deferred
+from tercel.contract.op import PLAIN, Deferred
 from tercel.core.rank import Rank
 from tercel.core.step import StepClass
 from tercel.errors import ContractError
 from tercel.targets.binding import Binding, Bound
+from tercel.targets.launch_order import LaunchOrder
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Call:
     """(argument, shape, dtype) of this rank's tensors."""
     bytes: int
     flops: int
+    given: tuple[str, ...] = ()
+    """What the program adds to the arguments, as name=value."""
 
 
 class Refused(ContractError):
@@ -44,16 +47,15 @@ class Recorder:
     def __init__(self, bound: dict[str, Bound]) -> None:
         self.calls: list[Call] = []
         self.table: SiteTable = table({site: self._site(item) for site, item in bound.items()})
-        self._written: frozenset[int] = frozenset()
-        self._last = ""
+        self.order = LaunchOrder()
 
     def _site(self, bound: Bound) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            arguments, results, cost = bound.op.record(*args, **kwargs)
+            arguments, results, cost = bound.op.record(*args, **kwargs, **bound.given)
             refusal = bound.implementation.admits(bound.op.contract.bind(arguments))
             if refusal is not None:
                 raise Refused(bound, refusal)
-            self._check_launch_order(bound, arguments, results)
+            self._launch(bound, arguments, results)
             self.calls.append(
                 Call(
                     bound.site,
@@ -63,37 +65,27 @@ class Recorder:
                     _shapes(arguments),
                     cost.bytes,
                     cost.flops,
+                    tuple(f"{name}={value}" for name, value in bound.given.items()),
                 )
             )
             return results
 
         return call
 
-    def exchange(self, name: str, x: torch.Tensor) -> None:
+    def exchange(self, name: str, x: torch.Tensor, *results: torch.Tensor) -> None:
         shapes = (("x", tuple(x.shape), _dtype(x)),)
         self.calls.append(Call("exchange", name, "group", "", shapes, 2 * x.nbytes, 0))
-        self._written = frozenset()
+        self.order.launched(name, (x, *results), triggers_early=False)
 
-    def _check_launch_order(self, bound: Bound, arguments: dict[str, Any], results: Any) -> None:
-        """Arguments that an op reads before it waits for the previous launch must not have been
-        written by that launch."""
-        for hazard in bound.op.contract.hazards:
-            safe = hazard.when and not arguments[hazard.when]
-            if hazard.kind != "early_read" or safe:
-                continue
-            for name in hazard.args:
-                value = arguments.get(name)
-                if isinstance(value, torch.Tensor) and _storage(value) in self._written:
-                    raise ContractError(
-                        f"{bound.site}: {bound.op.name} reads {name} before it waits for "
-                        f"{self._last}, which writes it"
-                    )
-        written = [arguments[name] for name in bound.op.contract.written]
+    def _launch(self, bound: Bound, arguments: dict[str, Any], results: Any) -> None:
+        """Refuses the call where it would read before its wait what need not be written then."""
+        contract = bound.op.contract
+        if bound.implementation.name not in PLAIN:  # torch's launches read nothing before they wait
+            self.order.check(bound.site, arguments, contract.read_before_wait(arguments))
         made = results if isinstance(results, tuple) else (results,)
-        self._written = frozenset(
-            _storage(x) for x in (*written, *made) if isinstance(x, torch.Tensor)
-        )
-        self._last = bound.op.name
+        written = (*(arguments[name] for name in contract.written), *made)
+        triggers_early = bound.implementation.triggers_early
+        self.order.launched(bound.op.name, written, triggers_early=triggers_early)
 
 
 class RecordingGroup:
@@ -109,22 +101,25 @@ class RecordingGroup:
         """The world of `place`."""
         return cls(place.rank, place.layout.world_size, recorder)
 
-    def _note(self, name: str, x: torch.Tensor) -> None:
+    def _note(self, name: str, x: torch.Tensor, *results: torch.Tensor) -> None:
         if self.world_size > 1:
-            self._recorder.exchange(name, x)
+            self._recorder.exchange(name, x, *results)
 
     def all_reduce(self, *parts: torch.Tensor) -> torch.Tensor:
+        result = parts[0] if self.world_size == 1 else torch.empty_like(parts[0])
         for x in parts:
-            self._note("all_reduce", x)
-        return parts[0] if self.world_size == 1 else torch.empty_like(parts[0])
+            self._note("all_reduce", x, result)
+        return result
 
     def all_gather(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        self._note("all_gather", x)
-        return torch.cat([x] * self.world_size, dim=dim)
+        result = torch.cat([x] * self.world_size, dim=dim)
+        self._note("all_gather", x, result)
+        return result
 
     def reduce_scatter(self, x: torch.Tensor, dim: int = 0) -> torch.Tensor:
-        self._note("reduce_scatter", x)
-        return x.chunk(self.world_size, dim=dim)[self.rank].contiguous()
+        result = x.chunk(self.world_size, dim=dim)[self.rank].contiguous()
+        self._note("reduce_scatter", x, result)
+        return result
 
     def all_to_all(self, chunks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         self._note("all_to_all", chunks[0])
@@ -134,8 +129,9 @@ class RecordingGroup:
         self._note("send", x)
 
     def recv(self, like: torch.Tensor, rank: int) -> torch.Tensor:
-        self._note("recv", like)
-        return torch.empty_like(like)
+        result = torch.empty_like(like)
+        self._note("recv", like, result)
+        return result
 
     def vote(self, agree: bool) -> bool:
         return agree
@@ -150,10 +146,10 @@ def running_table(binding: Binding, step_class: StepClass) -> SiteTable:
 
     def checked(bound: Bound) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            _, expected, _ = bound.op.record(*args, **kwargs)
+            _, expected, _ = bound.op.record(*args, **kwargs, **bound.given)
             if isinstance(bound.implementation.run, Deferred):
                 return expected  # a launch needs memory; its capture into a graph proves the same
-            actual = bound.implementation.run(*args, **kwargs)
+            actual = bound.implementation.run(*args, **kwargs, **bound.given)
             if _result_shapes(actual) != _result_shapes(expected):
                 raise ContractError(
                     f"{bound.op.name}: {bound.implementation.name} returns "
@@ -181,7 +177,3 @@ def _shapes(arguments: dict[str, Any]) -> tuple[tuple[str, tuple[int, ...], str]
 
 def _dtype(x: torch.Tensor) -> str:
     return str(x.dtype).removeprefix("torch.")
-
-
-def _storage(x: torch.Tensor) -> int:
-    return int(x.untyped_storage()._cdata)

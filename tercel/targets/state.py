@@ -12,6 +12,14 @@ from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.core.rank import Rank
 from tercel.errors import ConfigError
+from tercel.ops.spec.accept.contract import MEETINGS
+from tercel.ops.spec.markov_chain.contract import POSTS
+
+_BEFORE_CAPTURE = "cannot be created while a graph is captured; create it first"
+
+PAGE_SCALE = 1.0
+"""What a code of an FP8 cache stands for. The latents are normed and e4m3 is a floating format: at
+448 it saturates, below 2 ** -6 it loses precision, and nothing between depends on the scale."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,10 @@ def create_cache(
     sizes: CacheSizes,
     dtype: torch.dtype,
     device: torch.device,
+    kv_dtype: str = "auto",
 ) -> ModelCache:
-    """Zeroed caches of this rank's layers and heads. Raises ConfigError on every rank if one
+    """Zeroed caches of this rank's layers and heads; latents in `dtype`, or e4m3 with `kv_dtype`
+    float8. Raises ConfigError on every rank if one
     cannot."""
     problem = _problem(sizes)
     if not group.vote(problem is None):
@@ -40,7 +50,7 @@ def create_cache(
     model, latent, kda = place.model, {}, {}
     for layer in place.layers:
         if model.is_mla(layer):
-            latent[layer] = _latent(model, sizes, dtype, device)
+            latent[layer] = _latent(model, sizes, dtype, device, kv_dtype)
         else:
             kda[layer] = _kda(model, place.layout, sizes, dtype, device)
     return ModelCache(latent, kda)
@@ -80,22 +90,74 @@ CACHE = StateSpec(
 )
 
 
+FILTERS = 3
+"""Counters per row that filters, of ops sample and accept."""
+
+
+def create_counters(requests: int, drafts: int, device: torch.device) -> torch.Tensor:
+    """Of ops sample and accept, for steps of at most so many requests and drafts of each. Raises
+    ConfigError under capture."""
+    each = max(MEETINGS, FILTERS * (1 + drafts))
+    return _meeting_place("counters", requests * each, torch.int32, device)
+
+
+def create_board(requests: int, drafts: int, device: torch.device) -> torch.Tensor:
+    """Of op markov_chain, for steps of at most so many requests and drafts of each. Raises
+    ConfigError under capture."""
+    return _meeting_place("board", requests * drafts * POSTS, torch.int64, device)
+
+
+_MEETING_ORDER = {
+    "call_order": "one call after the other, which each leave zeros; a graph may hold many calls",
+    "wrong_order": "two calls at once wait for programs of each other, and the device stops",
+}
+COUNTERS = StateSpec(
+    contents="zeros that count the programs of a launch which have come so far",
+    create=create_counters,
+    shared_by=("sample", "accept"),
+    **_MEETING_ORDER,
+)
+BOARD = StateSpec(
+    contents="zeros where the programs of a launch post their best scores and ids",
+    create=create_board,
+    shared_by=("markov_chain",),
+    **_MEETING_ORDER,
+)
+
+
+def _meeting_place(name: str, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    if _is_capturing():
+        raise ConfigError(f"{name}: {_BEFORE_CAPTURE}")
+    return torch.zeros(count, dtype=dtype, device=device)
+
+
+def _is_capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def _problem(sizes: CacheSizes) -> str | None:
     if sizes.num_pages < 2 or sizes.num_slots < 2:
         return (
             f"cache: {sizes.num_pages} pages and {sizes.num_slots} slots leave nothing besides the "
             "sinks; raise cache_tokens or max_running"
         )
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        return "cache: cannot be created while a graph is captured; create it first"
+    if _is_capturing():
+        return f"cache: {_BEFORE_CAPTURE}"
     return None
 
 
 def _latent(
-    model: ModelConfig, sizes: CacheSizes, dtype: torch.dtype, device: torch.device
+    model: ModelConfig,
+    sizes: CacheSizes,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: str,
 ) -> LatentCache:
     shape = (sizes.num_pages, sizes.page_size, model.mla_latent_dim)
-    return LatentCache(torch.zeros(shape, dtype=dtype, device=device))
+    if kv_dtype == "auto":
+        return LatentCache(torch.zeros(shape, dtype=dtype, device=device))
+    codes = torch.zeros(shape, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    return LatentCache(codes, torch.full((1,), PAGE_SCALE, device=device))
 
 
 def _kda(

@@ -40,15 +40,18 @@ class TargetRow:
         return f"{self.checkpoint}__{self.arch}__{self.layout}"
 
 
+ANY_PAGES = frozenset({"auto", "float8"})
+
+
 def portable(layout: str) -> TargetRow:
     """Every site on its plain torch implementation: what `off` means and accuracy is measured
     against."""
-    return TargetRow("any", "any", layout, policy="portable")
+    return TargetRow("any", "any", layout, policy="portable", kv_dtypes=ANY_PAGES)
 
 
 def generic(layout: str) -> TargetRow:
     """The best certified implementation per site: what `auto` falls to without a named target."""
-    return TargetRow("any", "any", layout)
+    return TargetRow("any", "any", layout, kv_dtypes=ANY_PAGES)
 
 
 def _k3_mxfp4() -> Iterable[TargetRow]:

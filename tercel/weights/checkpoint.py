@@ -33,6 +33,8 @@ class Checkpoint:
     """By position: shards in order, tensors as they lie in them."""
     unreadable: frozenset[str]
     """Tensors that the index puts into files that are missing or have no readable header."""
+    all_known: bool
+    """Whether the index, or else the headers of all files, say which tensors there should be."""
     damaged: frozenset[Path]
     """Shards whose tensors cannot be read, some or all of them."""
     problems: tuple[Problem, ...]
@@ -41,8 +43,9 @@ class Checkpoint:
     """Of every shard that there is, from before its header was read."""
 
     @classmethod
-    def open(cls, model_dir: Path | str) -> "Checkpoint":
-        """Reads the index, where there is one, and the header of every shard.
+    def open(cls, model_dir: Path | str, option: str = "model") -> "Checkpoint":
+        """Reads the index, where there is one, and the header of every shard of a directory that
+        `option` names.
 
         Raises:
             CheckpointError: no directory, or no safetensors file in it. Anything else that is wrong
@@ -50,13 +53,17 @@ class Checkpoint:
         """
         path = Path(model_dir)
         if not path.is_dir():
-            raise CheckpointError(f"model: {path} is not a directory; pass a checkpoint directory")
+            raise CheckpointError(
+                f"{option}: {path} is not a directory; pass a checkpoint directory"
+            )
         index, problems = _read_index(path)
         shards = _shards(path, index)
         if not shards:
-            raise CheckpointError(f"model: {path} holds no safetensors file")
-        if index is None:
-            problems += _missing_numbers(shards)
+            raise CheckpointError(
+                f"{option}: {path} holds no safetensors file; download the weights"
+            )
+        gaps = _missing_numbers(shards) if index is None else []
+        problems += gaps
         tensors, damaged, unreadable = [], set(), set()
         stamps = {shard: Stamp.of(shard) for shard in shards if shard.is_file()}
         for shard in shards:
@@ -73,7 +80,8 @@ class Checkpoint:
             lost = frozenset(key for key, file in index.weight_map.items() if file in unreadable)
             problems += _compare(index, tensors, lost)
         by_name = {tensor.name: tensor for tensor in tensors}
-        return cls(path, shards, by_name, lost, frozenset(damaged), tuple(problems), stamps)
+        known = index is not None or not (gaps or unreadable)
+        return cls(path, shards, by_name, lost, known, frozenset(damaged), tuple(problems), stamps)
 
     @property
     def num_bytes(self) -> int:

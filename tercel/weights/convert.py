@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tercel.core.drafter_formats import is_drafter
 from tercel.core.model import ModelConfig, read_config_json
 from tercel.errors import CheckpointError, ConfigError
 from tercel.weights.checkpoint import INDEX, Checkpoint
@@ -67,9 +68,14 @@ def convert_checkpoint(
             target cannot be written.
     """
     _check_paths(source, target)
-    config_json = read_config_json(source)
+    config_json = read_config_json(source, "source")
+    if is_drafter(config_json):
+        raise ConfigError(
+            f"source: {source} is a drafter, which runs in bf16 and has no experts to convert; "
+            "pass the directory of its target"
+        )
     config = ModelConfig.from_dict(config_json)
-    checkpoint = Checkpoint.open(source)
+    checkpoint = Checkpoint.open(source, "source")
     raise_problems(source, account(checkpoint, config)[1])
     plan = plan_conversion(checkpoint, config, to, fp8_attention)
     _check_space(target, plan.num_bytes)
@@ -143,7 +149,7 @@ def _configs(config_json: Mapping[str, Any], plan: Plan, to: str) -> dict[str, A
 
 def _check_paths(source: Path, target: Path) -> None:
     if not source.is_dir():
-        raise CheckpointError(f"model: {source} is not a directory; pass a checkpoint directory")
+        raise CheckpointError(f"source: {source} is not a directory; pass a checkpoint directory")
     paths = source.resolve(), target.resolve()
     if paths[0] == paths[1]:
         raise ConfigError(f"out: {target} is the source itself; choose another directory")

@@ -1,5 +1,6 @@
 """The weights of a drafter on one rank, of any published format."""
 
+from dataclasses import dataclass
 from operator import itemgetter
 
 import torch
@@ -7,7 +8,7 @@ import torch
 from tercel.core import drafter_parameters
 from tercel.core.drafter import DrafterConfig
 from tercel.core.drafter_parameters import DrafterWeights
-from tercel.core.layout import Layout
+from tercel.core.layout import Axis, Layout
 from tercel.errors import ConfigError
 from tercel.weights.build import Build, Packs, Progress, check_packs
 from tercel.weights.checkpoint import Checkpoint
@@ -20,13 +21,28 @@ _ROWS = 4096
 """Rows of an embedding table that are compared at a time."""
 
 
+@dataclass(frozen=True)
+class StoredTable:
+    """A matrix of a checkpoint, whose rows are read when they are asked for."""
+
+    checkpoint: Checkpoint
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.checkpoint.tensors[self.name].shape
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        return self.checkpoint.reader().tensor(self.name, itemgetter(rows))
+
+
 def load_drafter(
     checkpoint: Checkpoint,
     config: DrafterConfig,
     layout: Layout,
     rank: int,
     *,
-    embed: torch.Tensor,
+    embed: torch.Tensor | StoredTable,
     dtype: torch.dtype,
     device: torch.device,
     packs: Packs | None = None,
@@ -35,11 +51,11 @@ def load_drafter(
     """The weights of `rank`.
 
     A checkpoint may hold an embedding table. Where it is the target's, nothing is kept of it; where
-    only the row of the mask token differs, that row; else all of it. The target's own table is
-    never written to. Copies of the target's head are not loaded.
+    only the row of the mask token differs, that row; else the rank's part of it. The target's own
+    table is never written to. Copies of the target's head are not loaded.
 
     Args:
-        embed: [V, N] the target's embedding, on any device.
+        embed: [vocabulary, N] the target's whole embedding, on any device; it is only read.
 
     Raises:
         CheckpointError: lists everything that is wrong with the checkpoint; nothing is loaded then.
@@ -50,16 +66,17 @@ def load_drafter(
     names = Names(frozenset({*checkpoint.tensors, *checkpoint.unreadable}))
     table = drafter_table(config, names)
     _check(checkpoint, config, names, table)
-    if embed.shape != (config.vocab_size, config.hidden_size):
+    if tuple(embed.shape) != (config.vocab_size, config.hidden_size):
         raise ConfigError(
             f"embed: the target's table is {list(embed.shape)}, the drafter's config says "
             f"{[config.vocab_size, config.hidden_size]}"
         )
     own, mask_row = _embedding(checkpoint, names, config, embed, dtype)
+    part = layout.local_range(Axis.VOCAB, rank, config.vocab_size)
     weights: DrafterWeights = build.model(
         table,
         build.load(table, checkpoint, progress),
-        embed=None if own is None else own.to(device),
+        embed=None if own is None else own[part.start : part.stop].to(device, dtype),
         mask_row=None if mask_row is None else mask_row.to(device),
         inv_freq=_inv_freq(config, device),
     )
@@ -128,22 +145,23 @@ def _embedding(
     checkpoint: Checkpoint,
     names: Names,
     config: DrafterConfig,
-    embed: torch.Tensor,
+    embed: torch.Tensor | StoredTable,
     dtype: torch.dtype,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """(the whole table, the mask token's row): at most one of them, on the CPU."""
+) -> tuple[StoredTable | None, torch.Tensor | None]:
+    """(its own table, the mask token's row on the CPU): at most one of them."""
     if names.embed is None:
         return None, None
-    reader, name = checkpoint.reader(), names.embed
+    table = StoredTable(checkpoint, names.embed)
     mask_differs = False
     for start in range(0, config.vocab_size, _ROWS):
         rows = slice(start, start + _ROWS)
         theirs = embed[rows].to("cpu", dtype)
-        ours = reader.tensor(name, itemgetter(rows)).to(dtype)
+        ours = table[rows].to(dtype)
         different = (ours != theirs).any(1).nonzero().flatten() + start
         if bool((different != config.mask_token_id).any()):
-            return reader.tensor(name).to(dtype), None
+            return table, None
         mask_differs = mask_differs or different.numel() > 0
     if not mask_differs:
         return None, None
-    return None, reader.tensor(name, itemgetter(config.mask_token_id)).to(dtype)
+    mask = config.mask_token_id
+    return None, table[mask : mask + 1][0].to(dtype)

@@ -121,7 +121,7 @@ def check_tensors(checkpoint: Checkpoint, table: Node) -> tuple[dict[str, str], 
     for key, (source, paths) in wanted.items():
         stored = checkpoint.tensors.get(key)
         if stored is None:
-            if paths and key not in checkpoint.unreadable and key not in reported:
+            if paths and checkpoint.all_known and key not in {*checkpoint.unreadable, *reported}:
                 text = f"is missing, {', '.join(paths)} needs it"
                 problems.append(Problem(str(checkpoint.path), key, text))
             continue

@@ -1,4 +1,5 @@
-"""What one rank of a layout reads of a published checkpoint, from the configuration alone."""
+"""What one rank of a layout reads of a published checkpoint, and of a drafter for it, from the
+configurations alone."""
 
 import math
 from collections.abc import Mapping
@@ -7,9 +8,11 @@ from typing import Any
 
 import torch
 
+from tercel.core.drafter import DrafterConfig
 from tercel.core.layout import Axis, Layout
 from tercel.core.model import ModelConfig
 from tercel.errors import ConfigError
+from tercel.weights.drafter_table import Names, check_drafter_layout, drafter_table
 from tercel.weights.header import DTYPE_BITS
 from tercel.weights.manifest import family_of_config
 from tercel.weights.quantization import declared_format
@@ -22,7 +25,7 @@ class RankEntry:
     """One tensor, or one of each of the rank's experts, as far as the rank reads it."""
 
     field: str
-    """Field of ModelWeights that it becomes."""
+    """Field of ModelWeights that it becomes; `drafter.` and a field of DrafterWeights."""
     key: str
     num_tensors: int
     num_bytes: int
@@ -70,11 +73,14 @@ class RankManifest:
         }
 
 
-def rank_manifest(config_json: Mapping[str, Any], layout: Layout, rank: int) -> RankManifest:
-    """The part of a checkpoint with this config.json that `rank` reads.
+def rank_manifest(
+    config_json: Mapping[str, Any], layout: Layout, rank: int, drafter: DrafterConfig | None = None
+) -> RankManifest:
+    """The part of a checkpoint with this config.json that `rank` reads, and of a drafter that has
+    the target's embedding: the rank's own rows, which the last of several stages reads again.
 
     Raises:
-        ConfigError: the layout does not divide the model, or has no such rank.
+        ConfigError: the layout does not divide the model or drafter, or has no such rank.
     """
     config = ModelConfig.from_dict(config_json)
     layout.check(config)
@@ -82,10 +88,18 @@ def rank_manifest(config_json: Mapping[str, Any], layout: Layout, rank: int) -> 
         raise ConfigError(f"rank: {rank} is outside the {layout.world_size} of {layout.name}")
     layers = layout.stage_layers(rank, config.num_hidden_layers)
     formats = declared_format(config_json)
-    table = model_table(config, family_of_config(config_json), formats, layers)
+    family = family_of_config(config_json)
+    rows = list(model_table(config, family, formats, layers).rows())
+    if drafter is not None and layers.stop == config.num_hidden_layers:
+        check_drafter_layout(drafter, layout)
+        drafts = list(drafter_table(drafter, Names()).rows())
+        if layers.start > 0:
+            first = model_table(config, family, formats, range(1)).rows()
+            drafts += [(path, row) for path, row in first if path == "embed"]
+        rows += [(f"drafter.{path}", row) for path, row in drafts]
     entries = [
         _entry(path, row, source, Place(layout, rank))
-        for path, row in table.rows()
+        for path, row in rows
         for whole in row.sources
         for source in whole.stored()
     ]

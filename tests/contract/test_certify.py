@@ -27,6 +27,7 @@ from tercel.contract.receipt import (
 from tercel.contract.workers import Done
 from tercel.core.arch import Arch
 from tercel.errors import CheckFailed, TercelError
+from tercel.ops.catalog import catalog
 from tercel.ops.norm.add_rms_norm import add_rms_norm
 
 CELL = Cell("small", T=2, N=64)
@@ -200,6 +201,14 @@ def test_a_job_travels():
     job = CheckJob(SUBJECT, CELL, "cpu")
     arrived = pickle.loads(pickle.dumps(job))
     assert arrived.run() == job.run()
+
+
+def test_names_of_ops_are_whole_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setattr("tercel.cli.ops.status", lambda *_: Status.CERTIFIED)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["ops"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f" {name} " in shown for name in catalog())
 
 
 def test_import_certifies_until_the_source_changes(bundle, monkeypatch):

@@ -41,8 +41,7 @@ def server(model_dir):
         process.communicate()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_serve(server, number, code):
+def test_serve(server):
     process, ready = server
     assert ready["model"] == "tiny"
     client = openai.OpenAI(api_key="none", base_url=f"{ready['url']}/v1", max_retries=0)
@@ -57,26 +56,18 @@ def test_serve(server, number, code):
 
     children = psutil.Process(process.pid).children(recursive=True)
     assert children
-    process.send_signal(number)
-    assert process.wait(timeout=20) == code
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 128 + signal.SIGINT
     assert not any(child.is_running() for child in children)
 
 
-def test_a_damaged_checkpoint_ends_serve_with_a_message(model_dir, tmp_path):
+def test_a_damaged_checkpoint_ends_serve_with_a_message(model_dir, tmp_path, capfd):
     for file in model_dir.iterdir():
         content = file.read_bytes()
         is_shard = file.suffix == ".safetensors"
         (tmp_path / file.name).write_bytes(content[:-1000] if is_shard else content)
-    ended = subprocess.run(
-        [sys.executable, "-m", "tercel", "serve", str(tmp_path), "--port", "0"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.returncode == 1
-    assert ended.stdout == ""
-    assert ended.stderr.startswith("error: ")
-    assert "Traceback" not in ended.stderr
-    assert ".safetensors" in ended.stderr
+    assert main(["serve", str(tmp_path), "--port", "0"]) == 1
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("error: ")
+    assert "Traceback" not in err
+    assert ".safetensors" in err

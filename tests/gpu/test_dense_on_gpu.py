@@ -28,6 +28,13 @@ RAGGED = [
 ]
 
 
+RAGGED_GLU = [
+    Cell("ragged", T=tokens, K=depth, I=width, activation=activation, spare=8)
+    for tokens in (1, 7, 16, 64)
+    for depth, width, activation in ((328, 19, "silu"), (4096, 1501, "situ"), (7168, 61, "silu"))
+]
+
+
 def rows_axis(op) -> str:
     return "T" if "T" in op.contract.axes else "S"
 
@@ -109,3 +116,11 @@ def test_gemv_of_ragged_shapes(cell, name):
     gemv = catalog()["gemm/gemv"]
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         check_cell(gemv, cell, name, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("name", ["gluon", "triton"])
+@pytest.mark.parametrize("cell", RAGGED_GLU, ids=str)
+def test_gemv_glu_of_ragged_shapes(cell, name):
+    gemv_glu = catalog()["gemm/gemv_glu"]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        check_cell(gemv_glu, cell, name, dtype=dtype, device="cuda")

@@ -43,4 +43,4 @@ def test_drafted_texts_are_nanos(rule):
     )
     assert same >= 14, "bf16 may fork where two tokens are as likely"
     assert stats.rounds.acceptance_length >= 6.5
-    assert stats.program_calls["drafter.markov_chain:markov_chain:portable"] > 0
+    assert any(key.startswith("drafter.markov_chain:") for key in stats.program_calls)

@@ -41,6 +41,11 @@ OPS = (
 )
 
 
+def named(item):
+    """An op by its name, a cell by its reason."""
+    return getattr(item, "why", None) or item.name
+
+
 def kernels(op):
     return [name for name in op.implementations if name in ("gluon", "triton")]
 
@@ -52,7 +57,7 @@ def kernel(op, cell, seed=0, name="triton"):
     return chosen.run, packed(op, chosen, arguments, torch.bfloat16)
 
 
-@pytest.mark.parametrize(("op", "cell"), OPS, ids=lambda item: getattr(item, "why", None))
+@pytest.mark.parametrize(("op", "cell"), OPS, ids=named)
 def test_cells_replay_and_repeat(op, cell):
     for name in kernels(op):
         check_cell(op, cell, name, dtype=torch.bfloat16, device="cuda")
@@ -82,9 +87,11 @@ def test_rows_do_not_depend_on_their_neighbours(op, cell):
         assert torch.equal(run(**{**arguments, **others}).flip(0)[row], together[row])
 
 
-@pytest.mark.parametrize("op", [experts_decode, experts_decode_mxfp8], ids=str)
-def test_early_ids_change_no_bit(op):
-    run, arguments = kernel(op, LOCAL)
+@pytest.mark.parametrize("op", [experts_decode, experts_decode_mxfp8], ids=named)
+@pytest.mark.parametrize("cell", DECODE[:2], ids=named)
+def test_early_ids_change_no_bit(op, cell):
+    """At two tokens and at eight, which are cut otherwise."""
+    run, arguments = kernel(op, cell)
     assert torch.equal(run(**{**arguments, "ids_early": True}), run(**arguments))
 
 

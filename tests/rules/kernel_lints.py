@@ -7,7 +7,9 @@ execution but for loops, and returns what it finds.
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-LOADS = {"load", "async_copy_global_to_shared"}
+COPIES = {"async_load", "async_copy_global_to_shared", "copy_to_shared"}
+"""From their second argument into shared memory; the last name is ours for the others."""
+LOADS = {"load"} | COPIES
 STORES = {"store", "atomic_add", "atomic_cas", "atomic_xchg"}
 WAITS = {"gdc_wait"}
 TRIGGERS = {"gdc_launch_dependents"}
@@ -36,7 +38,7 @@ def early_reads(
     too. `follows` names kernels that are launched right after another of the module, and which:
     where that one triggers after its own wait only, what it does not write is in memory by then."""
     own = {function.name: function for function in kernels(tree)}
-    called = {_name(call) for function in own.values() for call in _calls(function)}
+    called = {name_of(call) for function in own.values() for call in calls_of(function)}
     functions = {each.name: each for module in imported for each in kernels(module)} | own
     found = []
     for name, function in own.items():
@@ -52,25 +54,27 @@ def early_reads(
 
 def _settled(function: ast.FunctionDef) -> set[str]:
     """Its parameters that it does not write, if it triggers its dependents after its wait."""
-    order = [_name(call) for call in _calls(function) if _name(call) in WAITS | TRIGGERS]
+    order = [name_of(call) for call in calls_of(function) if name_of(call) in WAITS | TRIGGERS]
     if not order or order[0] not in WAITS:
         return set()
     stored = {
         _root(call.args[0], function, call.lineno)
-        for call in _calls(function)
-        if _name(call) in STORES
+        for call in calls_of(function)
+        if name_of(call) in STORES
     }
     return {argument.arg for argument in function.args.args} - stored
 
 
-def _waits(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> bool:
+def _waits(function: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> bool:
     """Itself, or in a helper."""
-    return any(_is_wait(call, functions) for call in _calls(function))
+    return any(is_wait(call, functions) for call in calls_of(function))
 
 
-def _is_wait(call: ast.Call, functions: dict[str, ast.FunctionDef]) -> bool:
-    name = _name(call)
-    return name in WAITS or (name in functions and _waits(functions[name], functions))
+def is_wait(call: ast.Call, functions: Mapping[str, ast.FunctionDef]) -> bool:
+    """Whether it is the wait for the previous launch, or a helper that waits."""
+    name = name_of(call)
+    others = {each: function for each, function in functions.items() if each != name}
+    return name in WAITS or (name in functions and _waits(functions[name], others))
 
 
 def unfenced_reads(tree: ast.Module) -> list[str]:
@@ -79,8 +83,8 @@ def unfenced_reads(tree: ast.Module) -> list[str]:
     found = []
     for function in kernels(tree):
         written: set[str] = set()
-        for call in _calls(function):
-            name = _name(call)
+        for call in calls_of(function):
+            name = name_of(call)
             if name in FENCES:
                 written.clear()
             elif name == "store" and isinstance(call.func, ast.Attribute) and _is_shared(call):
@@ -112,12 +116,12 @@ def unwaited_clusters(tree: ast.Module) -> list[str]:
     return found
 
 
-def _calls(function: ast.AST) -> list[ast.Call]:
+def calls_of(function: ast.AST) -> list[ast.Call]:
     calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
     return sorted(calls, key=lambda call: (call.end_lineno, call.end_col_offset))
 
 
-def _name(call: ast.Call) -> str:
+def name_of(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
 
 
@@ -126,13 +130,14 @@ def _accesses(
 ) -> Iterator[tuple[ast.Call, str | None, str]]:
     """(call, parameter that the pointer comes from, load or store) up to the wait, if there is one;
     helpers followed."""
-    for call in _calls(function):
-        name = _name(call)
+    for call in calls_of(function):
+        name = name_of(call)
         if name in WAITS:
             return
         if name in LOADS | STORES and call.args and not _is_shared(call):
             kind = "load" if name in LOADS else "store"
-            yield call, _root(call.args[0], function, call.lineno), kind
+            pointer = call.args[1 if name in COPIES else 0]
+            yield call, _root(pointer, function, call.lineno), kind
         elif name in functions and functions[name] is not function:
             helper = functions[name]
             names = [argument.arg for argument in helper.args.args]
@@ -140,7 +145,7 @@ def _accesses(
             for _, inner, kind in _accesses(helper, functions):
                 if inner in given:
                     yield call, _root(given[inner], function, call.lineno), kind
-            if _is_wait(call, functions):
+            if is_wait(call, functions):
                 return
 
 

@@ -17,6 +17,14 @@ CONSTANTS = {
     for name in hazard.args
 }
 """Arguments that some op declares that it reads before the wait."""
+EARLIER = {
+    name
+    for op in catalog().values()
+    for hazard in op.contract.hazards
+    if hazard.kind == "earlier_steps"
+    for name in hazard.args
+}
+"""Arguments of which some op reads before the wait what earlier steps have written."""
 CARRIED: dict[str, set[str]] = {
     "words": {"w13", "w2"},
     "scales": {"w13_scale", "w2_scale"},
@@ -24,7 +32,7 @@ CARRIED: dict[str, set[str]] = {
     "matrix": {"w13", "w2"},
 }
 """Parameters of kernels that serve several arguments of an op, and which."""
-DECLARED = CONSTANTS | {name for name, carried in CARRIED.items() if carried <= CONSTANTS}
+DECLARED = CONSTANTS | EARLIER | {name for name, carried in CARRIED.items() if carried <= CONSTANTS}
 FOLLOWS = {"tercel.ops._lib.kernel_selection_split": {"_mix": "_score"}}
 """Kernels of a module that are launched right after another of it."""
 WRITTEN = {name for op in catalog().values() for name in op.contract.written}
@@ -81,6 +89,7 @@ def recurrence(x, weight, state, y, slots, N: tl.constexpr):
         ("more = helper(weight, k)", []),
         ("old = tl.load(here)", ["recurrence:12 load of state before gdc_wait"]),
         ("old = helper(state, k)", ["recurrence:12 load of state before gdc_wait"]),
+        ("copy_to_shared(held, here)", ["recurrence:12 load of state before gdc_wait"]),
         ("slot = tl.load(slots)", ["recurrence:12 load of slots before gdc_wait"]),
         ("tl.store(y + k, held)", ["recurrence:12 store of y before gdc_wait"]),
     ],

@@ -38,11 +38,21 @@ def written_parameters(module: str, name: str) -> list[str]:
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             return [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return parameters_left(module, node.value)
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if (alias.asname or alias.name) == name:
                     return written_parameters(node.module, alias.name)
     raise AssertionError(f"{module} has no function {name}")
+
+
+def parameters_left(module: str, call: ast.expr) -> list[str]:
+    """Of partial(function, name=value, ...)."""
+    assert isinstance(call, ast.Call) and ast.unparse(call.func) == "partial"
+    given = {keyword.arg for keyword in call.keywords}
+    names = written_parameters(module, ast.unparse(call.args[0]))
+    return [name for name in names if name not in given]
 
 
 @pytest.mark.parametrize("folder", OP_FOLDERS, ids=lambda path: path.name)

@@ -17,9 +17,9 @@ CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 NANO, DRAFTER = CHECKPOINTS / "nano", CHECKPOINTS / "nano-dspark"
 SMALL = {"page_size": 16, "cache_tokens": 1024, "max_model_len": 240}
 PARAMS = [
-    SamplingParams(temperature=0, max_tokens=30),
-    SamplingParams(temperature=1, top_k=8, top_p=0.95, seed=4, max_tokens=20),
-    SamplingParams(temperature=1.3, seed=5, max_tokens=10),
+    SamplingParams(temperature=0, max_tokens=18),
+    SamplingParams(temperature=1, top_k=8, top_p=0.95, seed=4, max_tokens=10),
+    SamplingParams(temperature=1.3, seed=5, max_tokens=6),
     SamplingParams(temperature=0, max_tokens=12, logprobs=2, presence_penalty=0.2),
 ]
 
@@ -42,16 +42,18 @@ def run(params, *, captured, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "together"), [("match", 2), ("block", 1)])
-def test_captured_steps_give_what_steps_run_op_by_op_give(rule, together):
+@pytest.mark.parametrize(
+    ("rule", "together", "params"), [("match", 2, PARAMS), ("block", 1, PARAMS[1:])]
+)
+def test_captured_steps_give_what_steps_run_op_by_op_give(rule, together, params):
     """Batches that shrink, guesses cut short at a request's end, logits that the host edits."""
     options = {"drafter": str(DRAFTER), "acceptance": rule, "max_drafts": 4}
     options["max_running"] = together
-    *found, steps = run(PARAMS, captured=True, **options)
-    *expected, eager_steps = run(PARAMS, captured=False, **options)
+    *found, steps = run(params, captured=True, **options)
+    *expected, eager_steps = run(params, captured=False, **options)
     assert found == expected, "with rounds, accepted guesses and calls"
-    assert sum(text.accepted_tokens for text in found[0][:3]) > 40
-    assert steps["step:verify:graph"] > 15 and steps["step:verify:graph_to_logits"] > 3
+    assert sum(text.accepted_tokens for text in found[0][:3]) > 12
+    assert steps["step:verify:graph"] > 8 and steps["step:verify:graph_to_logits"] > 3
     assert {name for name in steps if name.endswith("eager")} <= {
         "step:prefill:eager",
         "step:mixed:eager",

@@ -3,7 +3,7 @@ import random
 from itertools import chain
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tercel.runtime.chat import (
@@ -112,6 +112,7 @@ RICH = assistant(
 )[0]
 
 
+@settings(max_examples=40, deadline=None)
 @given(messages, st.booleans(), st.integers(0, 9))
 def test_parse_inverts_render(message, thinking, sizes):
     ids, start = assistant(**message, thinking=thinking)

@@ -26,8 +26,8 @@ SMALL = {
     "num_key_value_heads": 2,
     "linear_attn_config.num_heads": 2,
 }
-OPTIONS = {"cache_tokens": 144, "page_size": 8, "max_running": 4, "seed": 1, "num_threads": 1}
-GREEDY = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+OPTIONS = {"cache_tokens": 128, "page_size": 8, "max_running": 4, "seed": 1, "num_threads": 1}
+GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 PROMPTS = [f"{number} times " * (2 * number + 1) for number in range(6)]
 
 
@@ -59,7 +59,7 @@ def test_a_batch_never_changes_a_greedy_text(model_dir, alone, max_step_tokens):
 
 
 def test_a_seed_repeats_in_any_batch(model_dir):
-    params = SamplingParams(max_tokens=24, seed=7, top_p=0.9, repetition_penalty=1.1)
+    params = SamplingParams(max_tokens=12, seed=7, top_p=0.9, repetition_penalty=1.1)
     with LLM(model_dir, **OPTIONS) as llm:
         one = llm.generate(PROMPTS[1], params).token_ids
         assert llm.generate(PROMPTS, params)[1].token_ids == one
@@ -85,11 +85,11 @@ def test_random_weights_need_no_tensors(model_dir, tmp_path):
     for name in ("config.json", "tiktoken.model"):
         shutil.copy(model_dir / name, tmp_path)
     with LLM(tmp_path, **OPTIONS, load_format="dummy") as llm:
-        assert llm.generate("hello", GREEDY).completion_tokens == 24
+        assert llm.generate("hello", GREEDY).completion_tokens == 12
     (tmp_path / "tiktoken.model").unlink()
     with LLM(tmp_path, **OPTIONS, load_format="dummy") as llm:
         assert llm.tokenizer.num_base_tokens < 512
-        assert llm.generate("hello", GREEDY).completion_tokens == 24
+        assert llm.generate("hello", GREEDY).completion_tokens == 12
     with pytest.raises(CheckpointError, match="rank file cannot be read"):
         LLM(tmp_path, **OPTIONS)
     shutil.copy(model_dir / "tiktoken.model", tmp_path)

@@ -14,7 +14,7 @@ from tercel.targets import drafters
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
 NANO, DRAFTER = CHECKPOINTS / "nano", CHECKPOINTS / "nano-dspark"
-GATE = AcceptanceGate(problems=2, temperatures=(0.0,), batch=2, max_tokens=40, seed=3)
+GATE = AcceptanceGate(problems=2, temperatures=(0.0,), batch=2, max_tokens=24, seed=3)
 
 
 def measure(drafter, **options):

@@ -57,17 +57,17 @@ def plain(prompts):
 
 
 PARAMS = {
-    "greedy": SamplingParams(temperature=0, max_tokens=60),
-    "warm": SamplingParams(temperature=1, top_k=8, top_p=0.95, seed=4, max_tokens=40),
+    "greedy": SamplingParams(temperature=0, max_tokens=32),
+    "warm": SamplingParams(temperature=1, top_k=8, top_p=0.95, seed=4, max_tokens=24),
     "penalties": SamplingParams(
         temperature=0,
-        max_tokens=24,
+        max_tokens=16,
         repetition_penalty=1.3,
         frequency_penalty=0.4,
         presence_penalty=0.2,
         logit_bias={300: -5.0},
     ),
-    "logprobs": SamplingParams(temperature=0, max_tokens=20, logprobs=2),
+    "logprobs": SamplingParams(temperature=0, max_tokens=12, logprobs=2),
     "limits": SamplingParams(temperature=0, max_tokens=13, min_tokens=13, stop_token_ids=(40,)),
 }
 
@@ -92,8 +92,10 @@ def test_the_text_is_that_of_plain_decoding(prompts, plain, options):
             completions = llm.generate(prompts, params)
             same(completions, plain[name])
             if name == "greedy":
-                assert sum(each.accepted_tokens for each in completions) > 60
+                assert sum(each.accepted_tokens for each in completions) > 40
         calls = llm.engine.stats().program_calls
+        work = llm.engine._runner._work
+        assert work._drafting._drafter.plan.embed is work._program.weights.embed
     assert calls["drafter.markov_chain:markov_chain:portable"] > 0
     assert calls["drafter.context_kv:context_kv:portable"] > 0
 
@@ -114,7 +116,7 @@ def test_ranks_draft_alike(prompts, plain, layout):
     with open_llm(drafter=str(DRAFTER), layout=layout) as llm:
         completions = llm.generate(prompts, PARAMS["warm"])
     same(completions, plain["warm"])
-    assert sum(each.accepted_tokens for each in completions) > 60
+    assert sum(each.accepted_tokens for each in completions) > 30
 
 
 def test_without_a_model_the_text_repeats_itself(prompts, plain):
@@ -139,7 +141,11 @@ def test_forced_acceptance_is_said_in_every_output(prompts):
     [
         ({"drafter": "missing"}, "missing"),
         ({"drafter": str(DRAFTER), "max_drafts": 9}, "drafts per step: 9"),
-        ({"forced_acceptance": 2.0}, "set drafter"),
+        ({"forced_acceptance": 2.0}, r"forced_acceptance=2.0: .* set drafter"),
+        ({"acceptance": "token"}, "acceptance='token': .* set drafter"),
+        ({"max_drafts": 3}, "max_drafts=3: .* set drafter"),
+        ({"drafter": str(DRAFTER), "forced_acceptance": 7.5}, r"=7.5: 7 guesses .* choose 0 .. 7"),
+        ({"drafter": "suffix", "max_drafts": 2, "forced_acceptance": 3}, "choose 0 .. 2"),
         ({"drafter": "suffix", "max_drafts": 0}, "max_drafts=0 is outside"),
         ({"drafter": "suffix", "verify_tokens": 1}, "verify_tokens=1"),
         ({"drafter": "suffix", "min_confidence": 2}, "min_confidence=2"),
@@ -151,10 +157,16 @@ def test_refusals_name_the_field(options, message):
         open_llm(**options)
 
 
-def test_the_gate_finds_what_is_not_healthy(tmp_path):
+def rounds_of(*accepted):
+    """Rounds of three guesses each."""
     counts = RoundCounts()
-    for accepted in (3, 3, 2, 0):
-        counts.add(3, accepted)
+    for each in accepted:
+        counts.add(3, each)
+    return counts
+
+
+def test_the_gate_finds_what_is_not_healthy(tmp_path):
+    counts = rounds_of(3, 3, 2, 0)
     assert counts.acceptance_length == 3 and counts.per_position == [0.75, 0.75, 0.5]
     assert counts.conditional == [0.75, 1.0, pytest.approx(2 / 3)]
 
@@ -166,11 +178,13 @@ def test_the_gate_finds_what_is_not_healthy(tmp_path):
     gate = AcceptanceGate(problems=4)
     healthy = record([Measured(0.0, counts)], gate)["temperatures"]
     assert unhealthy([Measured(0.0, counts)], healthy) == []
-    worse = RoundCounts()
-    for accepted in (3, 3, 2, 0, 0):
-        worse.add(3, accepted)
-    found = unhealthy([Measured(0.0, worse)], healthy)
-    assert len(found) == 4 and "acceptance length is 2.600, recorded 3.000" in found[0]
+    worse = (3, 3, 2, 0, 0)
+    found = unhealthy([Measured(0.0, rounds_of(*worse * 400))], healthy)
+    assert len(found) == 4
+    assert "acceptance length is 2.600, recorded 3.000, at least 2.890 in 2000 rounds" in found[0]
+    assert unhealthy([Measured(0.0, rounds_of(*worse))], healthy) == [], "five rounds are chance"
+    none = unhealthy([Measured(0.0, rounds_of(*[0] * 40))], healthy)
+    assert len(none) == 4, "and forty without a guess accepted are not"
     assert read_record(tmp_path) == {}
 
 

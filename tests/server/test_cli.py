@@ -3,9 +3,8 @@
 import inspect
 import io
 import json
+import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -252,21 +251,23 @@ def test_gate_accuracy(llm: Callable[..., None], capsys: pytest.CaptureFixture[s
     assert "below 80.0%" in captured.err
 
 
-def test_a_port_in_use_ends_serve_before_the_model_loads(tmp_path: Path) -> None:
+def test_a_port_in_use_ends_serve_before_the_model_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.json").write_text("{}")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        ended = subprocess.run(
-            [sys.executable, "-m", "tercel", "serve", str(tmp_path), "--port", str(port)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-    assert ended.returncode == 1
-    assert ended.stderr == (
+        assert main(["serve", str(tmp_path), "--port", str(port)]) == 1
+    assert capsys.readouterr().err == (
         f"error: 127.0.0.1:{port} is in use; stop the other server or choose another --port\n"
     )
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_serve_ends_with_the_code_of_its_signal(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tercel.server.run.run", lambda *_, **__: number)
+    assert main(["serve", str(ROOT / "checkpoints/nano"), "--port", "0"]) == code

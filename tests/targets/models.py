@@ -124,6 +124,7 @@ class Session:
     program: Program | None = None
     """None: the whole model on one rank."""
     taps: Taps | None = None
+    kv_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         self.program = self.program or program(self.family, self.dtype)
@@ -133,6 +134,7 @@ class Session:
             sizes=CacheSizes(64, PAGE, 9, self.max_draft),
             dtype=self.dtype,
             device=torch.device("cpu"),
+            kv_dtype=self.kv_dtype,
         )
         self._pages: dict[str, list[int]] = {}
         self._free = list(range(1, 64))

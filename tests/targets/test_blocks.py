@@ -29,7 +29,11 @@ def real_cache():
     cache = meta_cache(place, PAGE, torch.float32)
     for layers in (cache.latent, cache.kda):
         for index, layer in layers.items():
-            values = {name: torch.zeros_like(x, device="cpu") for name, x in vars(layer).items()}
+            values = {
+                name: torch.zeros_like(x, device="cpu")
+                for name, x in vars(layer).items()
+                if x is not None
+            }
             layers[index] = type(layer)(**values)
     return cache
 

@@ -39,14 +39,6 @@ TARGET = ModelConfig.from_dict(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @dataclass
 class Case:
     """A drafter, the target's part of it, and three requests of so many tokens."""
@@ -159,8 +151,11 @@ class Server:
         block = Block(anchors, torch.tensor(lengths), self.table, self.case.drafts)
         sampling = DraftSampling(torch.zeros(3), torch.zeros(3, dtype=torch.int64), greedy=True)
         config, group, w = self.case.config, self.group, self.w
-        hidden = run_block(K, group, w, config, self.case.embed, block, self.cache)
-        head = self.case.head.chunk(group.world_size)[group.rank].contiguous()
+        embed, head = (
+            table.chunk(group.world_size)[group.rank].contiguous()
+            for table in (self.case.embed, self.case.head)
+        )
+        hidden = run_block(K, group, w, config, embed, block, self.cache)
         tokens, logits = draft(K, group, w, hidden, head, block, sampling)
         result = {"hidden": hidden, "tokens": tokens, "logits": group.all_gather(logits, -1)}
         if config.confidence_head:

@@ -106,10 +106,13 @@ def test_an_uncertified_kernel_gives_way_counted_and_reported(monkeypatch, caplo
     assert "triton: untested" in line
 
 
-def test_blocks_of_more_rows_than_gemv_serves_take_the_general_ops(monkeypatch):
+def test_blocks_of_more_rows_than_gemv_serves_take_the_general_ops(monkeypatch, caplog):
     certify(monkeypatch, "nothing")
+    caplog.set_level("INFO")
     plan = plan_of()
     drafter = block.create(plan)
+    (line,) = (x for x in caplog.messages if x.startswith("drafter.proj above"))
+    assert "64 rows: linear" in line and "there is no kernel" in line
     few = draft(drafter, 9)
     assert not plan.counts["drafter.proj:linear:portable"]
     many = draft(drafter, 10)

@@ -29,7 +29,7 @@ from tests.targets.models import reference_in
 from training.dspark.drafter import reference_config
 
 CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
-CHUNK = 2000
+CHUNK = 250
 
 
 @cache

@@ -8,22 +8,19 @@ import torch
 
 from tercel.blocks.sites import SITES, sites
 from tercel.config import EngineConfig
-from tercel.contract import PLAIN, Hazard, Implementation, Op
-from tercel.contract.check import draw
+from tercel.contract import PLAIN, Implementation
 from tercel.contract.receipt import Status
 from tercel.core.arch import Arch
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.core.rank import Rank
 from tercel.core.step import StepClass
-from tercel.errors import ConfigError, ContractError
+from tercel.errors import ConfigError
 from tercel.ops.gemm.linear import linear
-from tercel.ops.moe.experts_decode import experts_decode
 from tercel.ops.norm.rms_norm import rms_norm
-from tercel.targets.binding import Bound, bind, counted_table, packs
+from tercel.targets.binding import bind, counted_table, packs
 from tercel.targets.load import meta_cache, resolve
 from tercel.targets.program import Program, digest, prove_decode_reads_nothing, record
-from tercel.targets.recording import Recorder
 from tercel.targets.table import TargetRow, generic, portable
 from tercel.weights.load import meta_model
 from tests.targets.models import FAMILIES, PAGE, Session, checkpoint, program, resolved, tokens
@@ -198,46 +195,6 @@ def test_a_host_read_in_a_decode_step_is_found():
     cache = meta_cache(plan.place, 8, torch.float32)
     with pytest.raises(RuntimeError, match="meta"):
         prove_decode_reads_nothing(plan.route.row, binding, weights, cache, plan.place, 8)
-
-
-def test_launch_order_hazards_are_proven():
-    """An op that reads its input before it waits may not follow the op that writes that input."""
-    early = replace(
-        rms_norm.contract, hazards=(Hazard("early_read", "x is read before the wait", ("x",)),)
-    )
-    op = Op(rms_norm.__wrapped__, early, tuple(rms_norm.implementations.values()))
-    status = resolved("kimi_k3").binding[StepClass.DECODE]["mla_q_norm"].status
-    bound = {
-        "first": Bound("first", rms_norm, rms_norm.portable, status, ""),
-        "second": Bound("second", op, op.portable, status, ""),
-    }
-    x, weight = torch.empty(2, 8, device="meta"), torch.empty(8, device="meta")
-    recorder = Recorder(bound)
-    y = recorder.table.first(x, weight, eps=1e-5)
-    with pytest.raises(ContractError, match="second: rms_norm reads x before it waits"):
-        recorder.table.second(y, weight, eps=1e-5)
-    recorder = Recorder(bound)
-    y = recorder.table.first(x, weight, eps=1e-5)
-    recorder.table.first(x, weight, eps=1e-5)
-    recorder.table.second(y, weight, eps=1e-5)
-
-
-def test_a_hazard_that_a_call_runs_only_when_it_asks():
-    decode = resolved("kimi_k3").binding[StepClass.DECODE]
-    recorder = Recorder({"route": decode["route"], "experts": decode["experts"]})
-    drawn = draw(experts_decode, experts_decode.contract.cells[0], dtype=torch.float32)
-    arguments = {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in drawn.items()}
-    del arguments["ids_early"]
-    logits = torch.empty(len(arguments["z"]), 16, device="meta")
-    for early in (False, True):
-        arguments["ids"], arguments["weights"] = recorder.table.route(
-            logits, logits[0], top_k=4, scaling=1.0, renormalize=True
-        )
-        if not early:
-            recorder.table.experts(**arguments)
-            continue
-        with pytest.raises(ContractError, match="experts_decode reads ids before it waits"):
-            recorder.table.experts(**arguments, ids_early=True)
 
 
 def test_counted_tables_do_not_share_counts():

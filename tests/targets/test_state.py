@@ -5,7 +5,8 @@ import torch
 
 from tercel.errors import ConfigError
 from tercel.parallel import SingleGroup, run_threads
-from tercel.targets.state import CACHE, CacheSizes
+from tercel.targets import state
+from tercel.targets.state import BOARD, CACHE, COUNTERS, CacheSizes
 from tests.targets.models import resolved
 
 SIZES = CacheSizes(num_pages=3, page_size=8, num_slots=3, max_draft=2)
@@ -80,3 +81,12 @@ def test_a_second_kind_of_state_is_created_through_the_same_door():
     place = resolved("kimi_k3", layout="tp2").place
     state = spec.create(place, SingleGroup())
     assert [x.shape for x in state.values()] == [(2,)] * place.model.num_hidden_layers
+
+
+@pytest.mark.parametrize(("spec", "sizes"), [(COUNTERS, (3, 2)), (BOARD, (3, 2))])
+def test_places_to_meet_are_zeros_created_before_a_capture(spec, sizes, monkeypatch):
+    place = spec.create(*sizes, torch.device("cpu"))
+    assert place.numel() >= 3 and not place.any()
+    monkeypatch.setattr(state, "_is_capturing", lambda: True)
+    with pytest.raises(ConfigError, match="create it first"):
+        spec.create(*sizes, torch.device("cpu"))

@@ -162,7 +162,7 @@ def test_config_files(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("kv_dtype", "float8"),
+        ("kv_dtype", "nvfp4"),
         ("disaggregation", "context"),
         ("profile", "helix8.toml"),
         ("prefix_caching", True),
@@ -226,9 +226,9 @@ def test_unknown_layout_names(name):
         (Layout(tp=4, moe_tp=2, moe_ep=4), "moe_tp 2 x moe_ep 4 must be tp 4"),
         (Layout(pp=9), "pp 9 exceeds num_hidden_layers 4"),
         (Layout(tp=0), "tp must be at least 1"),
-        (Layout(attention_dp=2), "attention_dp=2 is not built"),
-        (Layout(decode_cp=2), "decode_cp=2 is not built"),
-        (Layout(distributed_weights=4), "distributed_weights=4 is not built"),
+        (Layout(attention_dp=2), r"attention_dp=2\) is not built; choose tpN"),
+        (Layout(decode_cp=2), r"helixN \(decode_cp=2\) is not built"),
+        (Layout(distributed_weights=4), r"distributed_weights=4\) is not built"),
     ],
 )
 def test_layouts_that_do_not_divide(layout, message):

@@ -3,7 +3,6 @@ import math
 import shutil
 
 import pytest
-import torch
 
 from tercel.core.model import read_config_json
 from tercel.errors import CheckpointError, ConfigError
@@ -20,7 +19,6 @@ LINES = [
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("tiny")
     config = tiny_config("kimi_k3", len(byte_tokens()) + 256, changes={"num_hidden_layers": 2})
     write_random_checkpoint(directory, config, num_shards=1, seed=0)

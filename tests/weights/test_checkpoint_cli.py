@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +8,8 @@ from safetensors.torch import load_file
 from tercel.cli import main
 from tercel.cli.progress import loading_bar
 from tercel.runtime.tokenizer import Tokenizer
+
+DRAFTER = Path(__file__).parents[2] / "checkpoints/nano-dspark"
 
 
 def run(capsys, *arguments):
@@ -93,6 +96,16 @@ def test_inspect_lists_problems_and_fails(capsys, kimi_k3):
         (["checkpoint", "make-tiny", "/proc/x"], 1, "error: /proc/x: making a checkpoint failed"),
         (["checkpoint", "make-tiny", "x", "--shards", "0"], 2, "--shards"),
         (["checkpoint", "inspect"], 2, "Missing argument"),
+        (
+            ["checkpoint", "convert", "/no", "x", "--to", "bf16"],
+            1,
+            "source: /no is not a directory",
+        ),
+        (
+            ["checkpoint", "convert", str(DRAFTER), "x", "--to", "bf16"],
+            1,
+            "nano-dspark is a drafter, which runs in bf16 and has no experts to convert; pass",
+        ),
         (["no-such-command"], 2, "No such command"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -30,14 +30,6 @@ TARGET = ModelConfig.from_dict(tiny_config("kimi_k3", 384))
 EMBED = torch.randn(384, 256, generator=torch.Generator().manual_seed(3)).bfloat16().float()
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def load(
     path: Path, layout: str = "tp1", rank: int = 0, embed: torch.Tensor = EMBED, **options: Any
 ) -> DrafterWeights:
@@ -207,6 +199,17 @@ def test_refuses(changes: dict[str, Any], change: Any, words: str, tmp_path: Pat
     with pytest.raises(CheckpointError) as error:
         load(tmp_path)
     assert words in str(error.value) and "config.json declares: markov_rank is" in str(error.value)
+
+
+def test_a_cut_file_is_one_problem(tmp_path: Path) -> None:
+    write(tmp_path)
+    (shard,) = tmp_path.glob("*.safetensors")
+    whole = shard.read_bytes()
+    for size, words in ((100, "its header is cut or damaged"), (-100, "truncated: ")):
+        shard.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError) as error:
+            load(tmp_path)
+        assert f"1 problem:\n  {shard.name}: {words}" in str(error.value)
 
 
 def test_a_layout_that_does_not_divide_it(tmp_path: Path) -> None:

@@ -59,6 +59,11 @@ def k3_nvfp4():
     return manifest_from_config(published_config("kimi_k3_nvfp4"))
 
 
+@pytest.fixture(scope="module")
+def by_key(k3_nvfp4):
+    return {entry.key: entry for entry in k3_nvfp4.entries}
+
+
 def test_published_k3_nvfp4(k3_nvfp4):
     """No byte total of it is known. How many values the hub lists per dtype, block scales left
     out, in billions to two places, is what comes out here."""
@@ -93,8 +98,7 @@ def test_published_k3_nvfp4(k3_nvfp4):
         ("3.block_sparse_moe.routed_expert_up_proj.weight", (7168, 3584), "BF16", "mlp.up"),
     ],
 )
-def test_tensors_of_k3_nvfp4(k3_nvfp4, key, shape, dtype, field):
-    by_key = {entry.key: entry for entry in k3_nvfp4.entries}
+def test_tensors_of_k3_nvfp4(by_key, key, shape, dtype, field):
     entry = by_key[f"language_model.model.layers.{key}"]
     assert (entry.shape, entry.dtype) == (shape, dtype)
     assert entry.field is None if field is None else field in entry.field

@@ -160,7 +160,8 @@ def test_gap_in_numbered_shards_without_an_index(kimi_k3):
     (kimi_k3.path / INDEX).unlink()
     lost = kimi_k3.shards[1]
     lost.unlink()
-    assert f"{lost.name}: is missing, its siblings count it" in error_of(kimi_k3)
+    text = error_of(kimi_k3)
+    assert f"1 problem:\n  {lost.name}: is missing, its siblings count it" in text
 
 
 def test_numbered_shards_without_an_index_load(kimi_k3):
@@ -201,5 +202,7 @@ def test_long_lists_are_cut(tmp_path):
 def test_no_directory_and_no_files(tmp_path):
     with pytest.raises(CheckpointError, match="is not a directory"):
         Checkpoint.open(tmp_path / "nothing")
-    with pytest.raises(CheckpointError, match="holds no safetensors file"):
+    with pytest.raises(CheckpointError, match=r"^model: .* holds no safetensors file"):
         Checkpoint.open(tmp_path)
+    with pytest.raises(CheckpointError, match=r"^drafter: .* holds no safetensors file"):
+        Checkpoint.open(tmp_path, "drafter")

@@ -3,15 +3,18 @@
 import json
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 
 from tercel.cli import main
+from tercel.core.drafter_formats import read_drafter_config
 from tercel.core.layout import Layout
 from tercel.core.model import ModelConfig
 from tercel.errors import ConfigError
 from tercel.weights.checkpoint import Checkpoint
+from tercel.weights.drafter import StoredTable, load_drafter
 from tercel.weights.load import load_model
 from tercel.weights.manifest import family_of_config, manifest_from_config
 from tercel.weights.published import published_config
@@ -21,6 +24,7 @@ from tercel.weights.rows import Place
 from tercel.weights.table import model_table
 from tercel.weights.tiny import FAMILIES, tiny_config
 from tests.targets.layouts import FOR_16_RANKS, K3_FOR_16_RANKS, LAYOUTS
+from tests.weights.loading import flat
 
 REPLICATED = re.compile(
     r"norm$|layernorm$|_res_(norm|proj)$|\.(q_a_proj|kv_a_proj_with_mqa|f_a_proj|g_a_proj)$"
@@ -28,6 +32,8 @@ REPLICATED = re.compile(
 )
 """What every rank of a stage reads whole: norms, selections, latents before the heads, the router,
 and the way down into the experts' latent."""
+CHECKPOINTS = Path(__file__).parents[2] / "checkpoints"
+EMBED = "language_model.model.embed_tokens.weight"
 PUBLISHED = ("tp16_moetp4ep4", "tp16_moetp16ep1", "tp8_pp2")
 
 
@@ -59,10 +65,16 @@ def test_ranks_cover_every_row_once(family, layout):
         assert (used == copies).all(), key
 
 
+@pytest.fixture(scope="module")
+def text_bytes():
+    """Of the published K3."""
+    entries = manifest_from_config(published_config("kimi_k3_mxfp4")).entries
+    return sum(entry.num_bytes for entry in entries if entry.field)
+
+
 @pytest.mark.parametrize("layout", PUBLISHED)
-def test_ranks_of_the_published_k3_add_up_to_it(layout):
+def test_ranks_of_the_published_k3_add_up_to_it(text_bytes, layout):
     config, layout = published_config("kimi_k3_mxfp4"), Layout.parse(layout)
-    text_bytes = sum(e.num_bytes for e in manifest_from_config(config).entries if e.field)
     padding = 69 * 32 * 4  # of A_log
     total = 0
     for first in range(0, layout.world_size, layout.tp):
@@ -115,6 +127,35 @@ def test_a_rank_reads_what_its_manifest_says(originals, layout):
         assert total["done"] == rank_manifest(config_json, layout, rank).num_bytes
 
 
+@pytest.mark.parametrize(
+    ("layout", "again"), [("tp1", 0), ("tp2", 0), ("tp1_pp2", 1280), ("tp2_pp2", 640)]
+)
+def test_a_drafter_keeps_no_copy_of_the_targets_embedding(layout, again):
+    """A last stage that is not the first reads its own rows of it."""
+    target = json.loads((CHECKPOINTS / "nano/config.json").read_text())
+    drafter, layout = read_drafter_config(CHECKPOINTS / "nano-dspark"), Layout.parse(layout)
+    rank = layout.world_size - 1
+    part = rank_manifest(target, layout, rank, drafter)
+    assert set(rank_manifest(target, layout, rank).entries) <= set(part.entries)
+    own = {e.field: e for e in part.entries if e.field.startswith("drafter.")}
+    embed = own.pop("drafter.embed", None)
+    assert (0 if embed is None else embed.num_bytes) == again * 256 * 2
+    weights = load_drafter(
+        Checkpoint.open(CHECKPOINTS / "nano-dspark"),
+        drafter,
+        layout,
+        rank % layout.tp,
+        embed=StoredTable(Checkpoint.open(CHECKPOINTS / "nano"), EMBED),
+        dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )
+    assert weights.embed is None and weights.mask_row is not None
+    derived = weights.mask_row.nbytes + weights.inv_freq.nbytes
+    kept = sum(tensor.nbytes for tensor in flat(weights).values()) - derived
+    entries = [e for e in part.entries if e.field.startswith("drafter.") and e is not embed]
+    assert kept == sum(entry.num_bytes for entry in entries)
+
+
 def test_copies_of_experts_and_of_what_lies_beside_them():
     config = published_config("kimi_k3_nvfp4")
     part = rank_manifest(config, Layout.parse("tp16_moetp4ep4"), 0)
@@ -127,7 +168,7 @@ def test_copies_of_experts_and_of_what_lies_beside_them():
     [
         ("tp5", 0, "does not divide by tp 5"),
         ("tp2", 2, "rank: 2 is outside the 2 of tp2"),
-        ("helix8", 0, "decode_cp=8 is not built"),
+        ("helix8", 0, r"decode_cp=8\) is not built"),
         ("nothing", 0, "is not a layout name"),
     ],
 )

@@ -22,12 +22,46 @@ class Tiles(NamedTuple):
     parts: int
     """Parts of the keys that one thread holds."""
     warps: int
+    prefetch: bool = False
+    """Ask for a slot before the wait: while all programs run at once, there is time for it."""
 
 
 def choose_tiles(table: tuple[tuple[int, Tiles], ...], programs: int, v_dim: int) -> Tiles:
     """The first row of (most programs, tiles) that holds a call of `programs`, rows times heads."""
     tiles = next(tiles for most, tiles in table if programs <= most)
     return tiles._replace(tile=min(tiles.tile, v_dim))
+
+
+def kernel_numbers(
+    rows: tuple[torch.Tensor, ...],
+    weights: tuple[torch.Tensor, ...],
+    pools: tuple[torch.Tensor, ...],
+    lower_bound: float | None,
+    eps: float,
+) -> tuple[float, ...]:
+    """What the kernels of a whole layer take behind their tensors: the strides of rows, taps and
+    windows, the bound, the eps of the norm, and the number of heads."""
+    strides = (*(x.stride(0) for x in rows), *weights[0].stride(), pools[0].stride(0))
+    return (*strides, 0.0 if lower_bound is None else lower_bound, eps, pools[1].shape[1])
+
+
+def kernel_options(
+    weights: tuple[torch.Tensor, ...],
+    pools: tuple[torch.Tensor, ...],
+    lower_bound: float | None,
+    tiles: Tiles,
+) -> dict[str, Any]:
+    """What those kernels are built for."""
+    _, _, v_dim, k_dim = pools[1].shape
+    return {
+        "K": k_dim,
+        "V": v_dim,
+        "W": weights[0].shape[1],
+        "BOUNDED": lower_bound is not None,
+        "TILE": tiles.tile,
+        "PARTS": tiles.parts,
+        "num_warps": tiles.warps,
+    }
 
 
 def kernel_limits(sizes: Mapping[str, int]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tercel.contract.timing import Work
+from tercel.ops._lib.fla_tuning import narrow_tuning
 
 FLASH_KDA_BOUND = -5.0
 FLASH_KDA_CHUNK = 16
@@ -75,6 +76,7 @@ def chunk_kda(
     """fla's, on copies of the states; its final states stay outside the pool."""
     from fla.ops.kda import chunk_kda
 
+    narrow_tuning()
     q, k, v = _heads(qkv, state)
     options = {
         "initial_state": torch.nan_to_num(state[slots]),

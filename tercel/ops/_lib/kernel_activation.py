@@ -31,11 +31,15 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
-    """By a continued fraction up to 1, where the other form loses digits."""
+    """Numerator and denominator, which is at least 1 and at most 2: of a continued fraction up to
+    1, where the other form loses digits."""
     y = tl.minimum(x * x, 1.0)
-    top = x * (135135 + y * (17325 + y * (378 + y)))
-    bottom = 135135 + y * (62370 + y * (3150 + y * 28))
-    return tl.where(x * x < 1.0, top / bottom, 2 * sigmoid(2 * x) - 1)
+    top = x * (1.0 + y * (17325 / 135135 + y * (378 / 135135 + y * (1 / 135135))))
+    bottom = 1.0 + y * (62370 / 135135 + y * (3150 / 135135 + y * (28 / 135135)))
+    small = tl.exp(-2 * tl.abs(x))
+    near = x * x < 1.0
+    above = tl.where(x < 0, small - 1, 1 - small)
+    return tl.where(near, top, above), tl.where(near, bottom, 1 + small)
 
 
 @triton.jit
@@ -44,10 +48,17 @@ def activate(gate, up, act: tl.constexpr, BETA: tl.constexpr, LINEAR_BETA: tl.co
     rounded to `act` before the product."""
     if BETA == 0.0:
         return (gate * sigmoid(gate)).to(act).to(tl.float32) * up
-    product = sigmoid(gate) * (BETA * tanh(gate / BETA))
-    if LINEAR_BETA == 0.0:
-        return product * up
-    return product * (LINEAR_BETA * tanh(up / LINEAR_BETA))
+    else:
+        # One division for all three factors.
+        top, bottom = tanh(gate * (1.0 / BETA))
+        top *= BETA
+        if LINEAR_BETA == 0.0:
+            top *= up
+        else:
+            more, below = tanh(up * (1.0 / LINEAR_BETA))
+            top *= LINEAR_BETA * more
+            bottom *= below
+        return top / (bottom * (1 + tl.exp(-gate)))
 
 
 def gated_product(gate_up: torch.Tensor, beta: float, linear_beta: float) -> torch.Tensor:
@@ -81,8 +92,9 @@ def _gated_product(
 ):
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    cuda.gdc_launch_dependents()
     cuda.gdc_wait()
+    # After the wait: experts that follow may read older ids before theirs (moe in blocks/mlp.py).
+    cuda.gdc_launch_dependents()
     here = gate_up + token * stride + at
     gate = tl.load(here, mask=at < width, other=0.0).to(tl.float32)
     up = tl.load(here + width, mask=at < width, other=0.0).to(tl.float32)

@@ -1,13 +1,14 @@
 """Draft blocks over their context and themselves: what both ops of block attention launch.
 
-    _attend   a part of a request's context for one KV head and up to 64 query rows; the first part
-              takes the block's own keys too. With one part it writes the output.
+    _attend   a part of a request's context for one KV head and up to 64 query rows, or the block's
+              own keys. Where contexts are not divided one program takes both, and writes the output
     _merge    the parts' mixtures by their shares of the whole softmax
 
 Query rows are a KV head's query heads of every slot. How many parts a request may have follows from
 shapes alone, how many it has from its length on the device; parts are merged in their order, so
-bits repeat. Lengths are what acceptance has just decided, so nothing is read before the wait but
-weights.
+bits repeat. What a call waits for is memory, one read after the other, so all but queries is done
+before the grid-dependency wait: lengths and tables are a step's inputs by then, angles follow from
+them, and the first rows of the cache are on their way to L2, which is not a read.
 """
 
 from typing import NamedTuple
@@ -17,22 +18,44 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kernel_rotary import norm_rotate
+from tercel.ops._lib.kernel_prefetch import prefetch_lines
+from tercel.ops._lib.kernel_rotary import norm_turn, turns
 
+ROWS, MOST_HEADS = 64, 32
+"""Query rows of a program at most, and the heads of a slot among them."""
 PROGRAMS = 264
-"""That fill a GPU, two on each SM: a tile waits for its page, then for its keys and values. A
-constant: the number of parts decides bits."""
-MOST_PARTS = 128
-ROWS = 64
-TOKENS = 64
-"""Context tokens per tile."""
-LEAST = 1
-"""Tiles that a part has at least."""
-LANES = 64
+"""That fill a GPU, two on each SM. A constant: the number of parts decides bits."""
+MANY = 31
+"""Parts, from which on one has at least two tiles: their sums have to be read again."""
+MOST_PARTS = 255
+LANES = 32
 """Channels per program of `_merge`."""
 LOG2_E = 1.4426950408889634
 SMALLEST = tl.constexpr(-1e30)
 """Below every score, and finite: a row that sees nothing of a part has no NaN."""
+
+
+class Config(NamedTuple):
+    """How `_attend` is cut into programs."""
+
+    tokens: int
+    """Of the context, per tile."""
+    parts: int
+    """Of a request's context; 1: it is not divided."""
+    warps: int
+    stages: int
+    """Tiles in flight."""
+
+
+def choose(v_dim: int, element_size: int, programs: int, room: int) -> Config:
+    """For `programs` programs if contexts of at most `room` tokens are not divided. By measurement
+    on an H200 (docs/log.md, 2026-12-01)."""
+    wide = v_dim > 256
+    tokens = 32 if wide else max(min((1 << 14) // (v_dim * element_size), 64), 16)
+    tiles = triton.cdiv(room, tokens)
+    most = tiles if tiles < MANY else max(tiles // 2 - 1, MANY)
+    parts = max(min(triton.cdiv(PROGRAMS, programs), MOST_PARTS, most), 1)
+    return Config(tokens, parts, 8 if v_dim > 64 else 4, 2 if wide else 3)
 
 
 class Seen(NamedTuple):
@@ -73,18 +96,19 @@ def attend(
     values are a power of two, as are those that keys have beyond them."""
     tokens, heads, dim = q.shape
     kv_heads, (requests, columns) = k.shape[1], block_table.shape
-    queries, room = width * (heads // kv_heads), columns * k_cache.shape[1]
-    rows = max(min(triton.next_power_of_2(queries), ROWS), 16)
-    blocks = triton.cdiv(queries, rows)
-    tiles = triton.cdiv(room, TOKENS)
-    parts = max(PROGRAMS // max(requests * kv_heads * blocks, 1), 1)
-    parts = min(parts, MOST_PARTS, max(triton.cdiv(tiles, LEAST), 1))
+    group, room = heads // kv_heads, columns * k_cache.shape[1]
+    its_heads = min(triton.next_power_of_2(group), MOST_HEADS)
+    slots = max(min(triton.next_power_of_2(width), ROWS // its_heads), 16 // its_heads)
+    slot_blocks = triton.cdiv(width, slots)
+    blocks = slot_blocks * triton.cdiv(group, its_heads)
+    config = choose(v_dim, q.element_size(), max(requests * kv_heads * blocks, 1), room)
+    members = config.parts + 1 if config.parts > 1 else 1
     out = q.new_empty(tokens, heads * v_dim)
     mixed, weight = out, None
-    if parts > 1:
-        mixed = q.new_empty(parts, tokens, heads, v_dim, dtype=torch.float32)
-        weight = q.new_empty(parts, tokens, heads, dtype=torch.float32)
-    _attend[(parts * blocks, kv_heads, requests)](
+    if members > 1:
+        mixed = q.new_empty(members, tokens, heads, v_dim, dtype=torch.float32)
+        weight = q.new_empty(members, tokens, heads, dtype=torch.float32)
+    _attend[(members * blocks, kv_heads, requests)](
         q,
         k,
         v,
@@ -98,7 +122,8 @@ def attend(
         tokens,
         heads,
         columns,
-        parts,
+        members,
+        slot_blocks,
         width,
         seen.window or 0,
         *q.stride()[:2],
@@ -109,20 +134,20 @@ def attend(
         scale * LOG2_E,
         turn.eps if turn else 0.0,
         turn.rope_scale if turn else 1.0,
-        SLOTS=max(triton.next_power_of_2(width), 16),
-        GROUP=heads // kv_heads,
+        SLOTS=slots,
+        HEADS=its_heads,
+        OWN=max(triton.next_power_of_2(width), 16),
+        GROUP=group,
         PAGE=k_cache.shape[1],
         V=v_dim,
         REST=dim - v_dim,
-        ROWS=rows,
-        TOKENS=TOKENS,
-        LEAST=LEAST,
+        TOKENS=config.tokens,
+        STAGES=config.stages,
         WINDOWED=seen.window is not None,
         ANCHORED=seen.window_from_anchor,
         CAUSAL=seen.causal,
         INTERLEAVED=bool(turn and turn.interleaved),
-        num_warps=8 if rows * v_dim >= 64 * 128 else 4,
-        num_stages=2,
+        num_warps=config.warps,
         launch_pdl=True,
     )
     if weight is not None:
@@ -134,16 +159,15 @@ def attend(
             out,
             tokens,
             heads,
-            parts,
+            members,
             room,
             width,
             seen.window or 0,
-            PARTS=triton.next_power_of_2(parts),
+            MEMBERS=triton.next_power_of_2(members),
             V=v_dim,
             LANES=lanes,
-            TOKENS=TOKENS,
-            LEAST=LEAST,
-            num_warps=4 if parts > 64 else 2,
+            TOKENS=config.tokens,
+            num_warps=2,
             launch_pdl=True,
         )
     return out
@@ -158,23 +182,48 @@ def _tiles(context_lens, request, room, window, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _live_parts(tiles, parts, LEAST: tl.constexpr):
-    return tl.maximum(tl.minimum(parts, tl.cdiv(tiles, LEAST)), 1)
+def _page(table, first, columns, PAGE: tl.constexpr, TOKENS: tl.constexpr):
+    """The page of a tile's tokens from `first` on, or of each where a tile crosses pages."""
+    if PAGE % TOKENS == 0:
+        return tl.load(table + tl.minimum(first // PAGE, columns - 1))
+    else:
+        token = first + tl.arange(0, TOKENS)
+        return tl.load(table + tl.minimum(token // PAGE, columns - 1))
 
 
 @triton.jit
-def _update(scores, hidden, value, most, total, mix):
-    """The running softmax after one more tile."""
+def _rows(cache, page, first, of_page, of_slot, PAGE: tl.constexpr, TOKENS: tl.constexpr):
+    """[TOKENS, 1] where a tile's rows lie in `cache`."""
+    token = tl.arange(0, TOKENS)
+    if PAGE % TOKENS == 0:
+        return cache + page * of_page + ((first % PAGE + token) * of_slot)[:, None]
+    else:
+        return cache + (page * of_page + (first + token) % PAGE * of_slot)[:, None]
+
+
+@triton.jit
+def _update(scores, hidden, scale, value, most, total, mix):
+    """The running softmax after one more tile, whose scores are not scaled yet."""
     scores = tl.where(hidden, float("-inf"), scores)
-    highest = tl.maximum(most, tl.max(scores, 1))
-    p = tl.exp2(scores - highest[:, None])
+    highest = tl.maximum(most, tl.max(scores, 1) * scale)
+    p = tl.exp2(scores * scale - highest[:, None])
     shrink = tl.exp2(most - highest)
     total = total * shrink + tl.sum(p, 1)
     mix = tl.dot(p.to(value.dtype), value, mix * shrink[:, None], input_precision="ieee")
     return highest, total, mix
 
 
-@triton.jit(do_not_specialize=["tokens", "heads", "columns", "parts", "width", "window"])
+@triton.jit
+def _per_row(x, HEADS: tl.constexpr):
+    """x [SLOTS, n] for each of a slot's heads: [SLOTS * HEADS, n]."""
+    SLOTS: tl.constexpr = x.shape[0]
+    N: tl.constexpr = x.shape[1]
+    return tl.reshape(tl.broadcast_to(x[:, None, :], (SLOTS, HEADS, N)), (SLOTS * HEADS, N))
+
+
+@triton.jit(
+    do_not_specialize=["tokens", "heads", "columns", "members", "slot_blocks", "width", "window"]
+)
 def _attend(
     q,  # [tokens, heads, V + REST] act
     k,  # [tokens, KV, V + REST] act
@@ -186,12 +235,13 @@ def _attend(
     q_norm,  # [V] act; None: q and k are normed and turned
     k_norm,  # [V] act
     inv_freq,  # [V / 2] f32
-    out,  # [tokens, heads, V] act, or with several parts [parts, tokens, heads, V] f32
-    weight,  # [parts, tokens, heads] f32, or None
+    out,  # [tokens, heads, V] act, or with several members [members, tokens, heads, V] f32
+    weight,  # [members, tokens, heads] f32, or None: one member
     tokens,
     heads,
     columns,
-    parts,
+    members,
+    slot_blocks,
     width,
     window,
     q_token,
@@ -210,65 +260,92 @@ def _attend(
     eps,
     rope_scale,
     SLOTS: tl.constexpr,
+    HEADS: tl.constexpr,
+    OWN: tl.constexpr,
     GROUP: tl.constexpr,
     PAGE: tl.constexpr,
     V: tl.constexpr,
     REST: tl.constexpr,
-    ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
-    LEAST: tl.constexpr,
+    STAGES: tl.constexpr,
     WINDOWED: tl.constexpr,
     ANCHORED: tl.constexpr,
     CAUSAL: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    part = tl.program_id(0) % parts
-    row = tl.program_id(0) // parts * ROWS + tl.arange(0, ROWS)
+    ROWS: tl.constexpr = SLOTS * HEADS
+    member = tl.program_id(0) % members
+    block = tl.program_id(0) // members
     kv = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)
     d = tl.arange(0, V)[None, :]
-    slot = row // GROUP
-    head = kv * GROUP + row % GROUP
-    real = row < width * GROUP
+    first_slot = block % slot_blocks * SLOTS
+    row = tl.arange(0, ROWS)
+    slot = first_slot + row // HEADS
+    its = block // slot_blocks * HEADS + row % HEADS
+    head = kv * GROUP + its
+    real = (slot < width) & (its < GROUP)
     cuda.gdc_launch_dependents()
-    cuda.gdc_wait()
     length, first, last = _tiles(context_lens, request, columns * PAGE, window, TOKENS)
-    live = _live_parts(last - first, parts, LEAST)
-    if part >= live:
-        return
-
-    token = request * width + slot
-    at = q + token[:, None] * q_token + head[:, None] * q_head
-    query = tl.load(at + d, mask=real[:, None], other=0.0)
-    own = tl.arange(0, SLOTS)
-    inside = (own < width)[:, None]
-    its = k + (request * width + own)[:, None] * k_token + kv * k_head
-    key = tl.load(its + d, mask=inside, other=0.0)
+    # Member 0 has the block's own keys, and all of the context where there are no others.
+    if weight is None:
+        begin = first
+        end = last
+    else:
+        live = tl.minimum(members - 1, last - first)
+        if member > live:
+            return
+        part = member - 1
+        share = (last - first) // tl.maximum(live, 1)
+        more = (last - first) % tl.maximum(live, 1)
+        begin = first + part * share + tl.minimum(part, more)
+        end = begin + share + (part < more).to(tl.int32)
+        if member == 0:
+            begin = last
+            end = last
+    token = tl.arange(0, TOKENS)
+    table = block_table + request * columns
+    page = _page(table, begin * TOKENS, columns, PAGE, TOKENS)
+    keys = k_cache + kv.to(tl.int64) * k_cache_head
+    if v_cache is not None:
+        values = v_cache + kv.to(tl.int64) * v_cache_head
+    line = tl.arange(0, max(V // 64, 1))[None, :] * min(V, 64)
+    prefetch_lines(_rows(keys, page, begin * TOKENS, k_page, k_slot, PAGE, TOKENS) + line)
+    if v_cache is not None:
+        prefetch_lines(_rows(values, page, begin * TOKENS, v_page, v_slot, PAGE, TOKENS) + line)
     if q_norm is not None:
         frequency = tl.load(inv_freq + tl.arange(0, V // 2))
         of_q = tl.load(q_norm + d)
-        of_k = tl.load(k_norm + d)
-        start = tl.load(context_lens + request)
-        query = norm_rotate(
-            query, of_q, frequency, start + slot, eps, rope_scale, ROWS, V, INTERLEAVED
-        ).to(query.dtype)
-        key = norm_rotate(
-            key, of_k, frequency, start + own, eps, rope_scale, SLOTS, V, INTERLEAVED
-        ).to(query.dtype)
+        cos, sin = turns(frequency, length + first_slot + tl.arange(0, SLOTS), rope_scale)
+    cuda.gdc_wait()
+
+    at = q + (request * width + slot)[:, None] * q_token + head[:, None] * q_head
+    query = tl.load(at + d, mask=real[:, None], other=0.0)
+    if q_norm is not None:
+        cos, sin = _per_row(cos, HEADS), _per_row(sin, HEADS)
+        query = norm_turn(query, of_q, cos, sin, eps, ROWS, V, INTERLEAVED).to(query.dtype)
     if REST > 0:
         e = V + tl.arange(0, REST)[None, :]
         query_rest = tl.load(at + e, mask=real[:, None], other=0.0)
-        key_rest = tl.load(its + e, mask=inside, other=0.0)
 
     most = tl.full((ROWS,), SMALLEST, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     mix = tl.zeros((ROWS, V), tl.float32)
-    if part == 0:
+    if member == 0:
+        own = tl.arange(0, OWN)
+        inside = (own < width)[:, None]
+        theirs = k + (request * width + own)[:, None] * k_token + kv * k_head
+        key = tl.load(theirs + d, mask=inside, other=0.0)
+        if q_norm is not None:
+            of_k = tl.load(k_norm + d)
+            own_cos, own_sin = turns(frequency, length + own, rope_scale)
+            key = norm_turn(key, of_k, own_cos, own_sin, eps, OWN, V, INTERLEAVED).to(key.dtype)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")
         if REST > 0:
+            key_rest = tl.load(theirs + e, mask=inside, other=0.0)
             scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
         distance = slot[:, None] - own[None, :]
-        hidden = tl.broadcast_to((own >= width)[None, :], (ROWS, SLOTS))
+        hidden = tl.broadcast_to((own >= width)[None, :], (ROWS, OWN))
         if CAUSAL:
             hidden = hidden | (distance < 0)
         if WINDOWED and not ANCHORED:
@@ -277,21 +354,21 @@ def _attend(
         if v is not None:
             theirs = v + (request * width + own)[:, None] * v_token + kv * v_head
             value = tl.load(theirs + d, mask=inside, other=0.0)
-        most, total, mix = _update(scores * scale, hidden, value, most, total, mix)
+        most, total, mix = _update(scores, hidden, scale, value, most, total, mix)
 
-    share = (last - first) // live
-    more = (last - first) % live
-    begin = first + part * share + tl.minimum(part, more)
-    end = begin + share + (part < more).to(tl.int32)
-    for tile in tl.range(begin, end):
-        j = tile * TOKENS + tl.arange(0, TOKENS)
-        held = j < length
-        page = tl.load(block_table + request * columns + j // PAGE, mask=held, other=0)
-        place = (page * k_page + j % PAGE * k_slot)[:, None] + kv * k_cache_head
-        cached = tl.load(k_cache + place + d, mask=held[:, None], other=0.0)
+    for tile in tl.range(begin, end, num_stages=STAGES):
+        j = tile * TOKENS + token
+        held = (j < length)[:, None]
+        place = _rows(keys, page, tile * TOKENS, k_page, k_slot, PAGE, TOKENS)
+        cached = tl.load(place + d, mask=held, other=0.0)
+        kept = cached
+        if v_cache is not None:
+            there = _rows(values, page, tile * TOKENS, v_page, v_slot, PAGE, TOKENS)
+            kept = tl.load(there + d, mask=held, other=0.0)
+        page = _page(table, (tile + 1) * TOKENS, columns, PAGE, TOKENS)
         tile_scores = tl.dot(query, tl.trans(cached), input_precision="ieee")
         if REST > 0:
-            cached_rest = tl.load(k_cache + place + e, mask=held[:, None], other=0.0)
+            cached_rest = tl.load(place + e, mask=held, other=0.0)
             tile_scores = tl.dot(
                 query_rest, tl.trans(cached_rest), tile_scores, input_precision="ieee"
             )
@@ -300,46 +377,41 @@ def _attend(
             unseen = unseen | (j < length - window)[None, :]
         elif WINDOWED:
             unseen = unseen | (length + slot[:, None] - j[None, :] >= window)
-        kept = cached
-        if v_cache is not None:
-            place = (page * v_page + j % PAGE * v_slot)[:, None] + kv * v_cache_head
-            kept = tl.load(v_cache + place + d, mask=held[:, None], other=0.0)
-        most, total, mix = _update(tile_scores * scale, unseen, kept, most, total, mix)
+        most, total, mix = _update(tile_scores, unseen, scale, kept, most, total, mix)
 
     mix = mix / tl.where(total == 0, 1.0, total)[:, None]
-    here = (part.to(tl.int64) * tokens + token) * heads + head
+    here = (member.to(tl.int64) * tokens + request * width + slot) * heads + head
     if weight is not None:
         tl.store(weight + here, most + tl.log2(total), mask=real)
     tl.store(out + here[:, None] * V + d, mix.to(out.dtype.element_ty), mask=real[:, None])
 
 
-@triton.jit(do_not_specialize=["tokens", "heads", "parts", "room", "width", "window"])
+@triton.jit(do_not_specialize=["tokens", "heads", "members", "room", "width", "window"])
 def _merge(
-    mixed,  # [parts, tokens, heads, V] f32
-    weight,  # [parts, tokens, heads] f32
+    mixed,  # [members, tokens, heads, V] f32
+    weight,  # [members, tokens, heads] f32
     context_lens,  # [R] i64
     out,  # [tokens, heads * V] act
     tokens,
     heads,
-    parts,
+    members,
     room,
     width,
     window,
-    PARTS: tl.constexpr,
+    MEMBERS: tl.constexpr,
     V: tl.constexpr,
     LANES: tl.constexpr,
     TOKENS: tl.constexpr,
-    LEAST: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    part = tl.arange(0, PARTS)
+    member = tl.arange(0, MEMBERS)
     d = tl.program_id(2) * LANES + tl.arange(0, LANES)
     cuda.gdc_launch_dependents()
-    cuda.gdc_wait()
     _, first, last = _tiles(context_lens, token // width, room, window, TOKENS)
-    inside = part < _live_parts(last - first, parts, LEAST)
-    here = (part * tokens + token) * heads + head
+    inside = member <= tl.minimum(members - 1, last - first)
+    here = (member * tokens + token) * heads + head
+    cuda.gdc_wait()
     logs = tl.load(weight + here, mask=inside, other=float("-inf"))
     rows = tl.load(mixed + here[:, None] * V + d[None, :], mask=inside[:, None], other=0.0)
     shares = tl.exp2(logs - tl.max(logs, 0))

@@ -9,6 +9,7 @@ eight elements of one group of x, as four pairs.
 What x is, FORM says:
 
     act      activations
+    wide     the same, but for tensor cores already 2 ** 90 too large
     mxfp8    e4m3 codes with a scale per group
     rounded  fp32, which a lane rounds to MXFP8; eight elements in the order 0 2 4 6 1 3 5 7
 
@@ -181,13 +182,15 @@ def tile_sums(
 @triton.jit
 def _bf16_pairs(x, x_scale, group, element, inside, FORM: tl.constexpr):
     """A lane's four pairs of bf16, times 2 ** 90."""
-    if FORM == "act":
-        pairs = x.to(tl.pointer_type(tl.int32)) + (element // 2 + tl.arange(0, 4)[None, :])
-        return tl.inline_asm_elementwise(
-            "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r",
-            [tl.load(pairs, mask=inside, other=0), 0x6C806C80],
-            tl.int32, is_pure=True, pack=1,
-        )  # fmt: skip
+    if FORM == "act" or FORM == "wide":
+        at = x.to(tl.pointer_type(tl.int32)) + (element // 2 + tl.arange(0, 4)[None, :])
+        pairs = tl.load(at, mask=inside, other=0)
+        if FORM == "act":
+            pairs = tl.inline_asm_elementwise(
+                "mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [pairs, 0x6C806C80],
+                tl.int32, is_pure=True, pack=1,
+            )  # fmt: skip
+        return pairs
     low, high = _pairs(x, x_scale, group, element, inside, FORM, 90)
     low, high = (low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True))
     return ((low >> 16) | (high & 0xFFFF0000)).to(tl.int32, bitcast=True)
@@ -195,11 +198,11 @@ def _bf16_pairs(x, x_scale, group, element, inside, FORM: tl.constexpr):
 
 @triton.jit
 def _pairs(x, x_scale, group, element, inside, FORM: tl.constexpr, EXPONENT: tl.constexpr):
-    """The first and the second elements [rows, 4] of a lane's pairs in fp32; with FORM other than
-    act, values of MXFP8, times 2 ** EXPONENT."""
+    """The first and the second elements [rows, 4] of a lane's pairs in fp32; values of MXFP8 times
+    2 ** EXPONENT, unless they are wide."""
     word = tl.arange(0, 4)[None, :]
     ROWS: tl.constexpr = element.shape[0]
-    if FORM == "act":
+    if FORM == "act" or FORM == "wide":
         low = tl.load(x + (element + 2 * word), mask=inside, other=0.0).to(tl.float32)
         high = tl.load(x + (element + 2 * word + 1), mask=inside, other=0.0).to(tl.float32)
         return low, high
@@ -207,7 +210,7 @@ def _pairs(x, x_scale, group, element, inside, FORM: tl.constexpr, EXPONENT: tl.
         codes = tl.load(x + (element + tl.arange(0, 8)[None, :]), mask=inside, other=0)
         values = codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
         byte = tl.load(x_scale + group, mask=inside, other=0)
-        low, high = tl.split(tl.reshape(values * _power(byte, EXPONENT), (ROWS, 4, 2)))
+        low, high = tl.split(tl.reshape(values * power_above(byte, EXPONENT), (ROWS, 4, 2)))
         return low, high
     low = tl.load(x + (element + word), mask=inside, other=0.0)
     high = tl.load(x + (element + 4 + word), mask=inside, other=0.0)
@@ -216,14 +219,14 @@ def _pairs(x, x_scale, group, element, inside, FORM: tl.constexpr, EXPONENT: tl.
     largest = tl.maximum(magnitude(quads[0]), magnitude(quads[1]))
     largest = tl.max(tl.max(largest, 2), 1)[:, None, None]
     byte = exponent_byte(largest)
-    scale, power = inverse(largest, byte), _power(byte, EXPONENT)
+    scale, power = inverse(largest, byte), power_above(byte, EXPONENT)
     low = (quads[0] * scale).to(tl.float8e4nv).to(tl.float32) * power
     high = (quads[1] * scale).to(tl.float8e4nv).to(tl.float32) * power
     return tl.reshape(low, (ROWS, 4)), tl.reshape(high, (ROWS, 4))
 
 
 @triton.jit
-def _power(byte, EXPONENT: tl.constexpr):
+def power_above(byte, EXPONENT: tl.constexpr):
     """2 ** (byte - 127 + EXPONENT), infinite where fp32 does not hold it."""
     return power_of_two(tl.minimum(byte.to(tl.int32) + EXPONENT, 255))
 

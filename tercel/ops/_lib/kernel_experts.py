@@ -4,8 +4,10 @@
     FC2: a program computes 16 or fewer elements of y for one token: all of its slots, in order
 
 A token's slots of this rank are few, so a program finds them itself among the token's ids. Each
-element of y is one program's, which is why no result depends on the order of programs. With z in
-MXFP8, h stays in fp32 between the launches and FC2 rounds it to MXFP8.
+element of y is one program's, which is why no result depends on the order of programs.
+
+With z in MXFP8, h stays in fp32 between the launches and FC2 rounds it to MXFP8; every program does
+that anew, and where tokens are many, small launches do it once (kernel_expert_mxfp8.py).
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from triton.language.extra import cuda
 
 from tercel.ops._lib.expert_tiles import Split
 from tercel.ops._lib.kernel_activation import Activation, activate, activation_options
+from tercel.ops._lib.kernel_expert_mxfp8 import rounded, widened
 from tercel.ops._lib.kernel_expert_rows import down_rows, gate_up_rows
 from tercel.ops._lib.kernel_expert_tiles import (
     exactly,
@@ -29,20 +32,22 @@ from tercel.ops._lib.kernel_local_slots import first, local_slots, without_first
 
 MAX_WARPS = 16
 """Of FC2."""
+FEW_TOKENS = 2
 
 
 class Rows(NamedTuple):
-    """What the experts read: one row per token."""
+    """What a product reads, one row per token or slot."""
 
     values: torch.Tensor
-    """[T, L] act, or e4m3 codes."""
     scale: torch.Tensor | None = None
-    """Of e4m3 codes, [T, L / 32] u8."""
+    """Of e4m3 codes, [rows, K / 32] u8."""
+    form: str = "act"
+    """As tile_sums names it: act, mxfp8 (codes), rounded or wide."""
 
     @property
     def act(self) -> torch.dtype:
-        """Of the result."""
-        return self.values.dtype if self.scale is None else torch.bfloat16
+        """Of the op's result."""
+        return self.values.dtype if self.form == "act" else torch.bfloat16
 
 
 class Slots(NamedTuple):
@@ -60,20 +65,24 @@ class Config(NamedTuple):
     """In how many turns a program of either takes its expected slots."""
     registers: int | None
     """Per thread, at most: with 64, 32 warps fit a multiprocessor."""
+    apart: bool = False
+    """Whether rows of MXFP8 are made wide, and h rounded to MXFP8, by launches of their own."""
 
 
-CONFIGS: tuple[tuple[int, Config], ...] = (
-    (2, Config(turns=1, registers=None)),
-    (1 << 30, Config(turns=2, registers=64)),
-)
-"""The first row whose limit on tokens holds decides; benchmarks/experts.py measures them.
-One token is bound by latency, which spilled registers lengthen; many by the number of warps."""
+FEW = Config(turns=1, registers=None)
+MANY = Config(turns=2, registers=64)
+MANY_MXFP8 = Config(turns=2, registers=None, apart=True)
+"""Chosen by measurement (benchmarks/experts.py): few tokens are bound by latency, which spilled
+registers and further launches lengthen; many by the number of warps, but behind a launch of their
+own, whose time their first loads hide, registers are worth more."""
 COLUMNS_PER_TOKEN = 384
 """Programs of FC1 for a token's local slots, on average, in every layout of Kimi K3."""
 
 
-def choose(tokens: int) -> Config:
-    return next(config for most, config in CONFIGS if tokens <= most)
+def choose(tokens: int, form: str) -> Config:
+    """For rows of a form."""
+    many = MANY_MXFP8 if form == "mxfp8" else MANY
+    return FEW if tokens <= FEW_TOKENS else many
 
 
 def _slots_at_once(width: int, chosen: int, config: Config) -> int:
@@ -122,11 +131,20 @@ def few_tokens(
     """The weighted sum of the chosen experts [T, L]; `weights` in the packed form.
 
     Args:
-        ids_early: FC1 reads the ids before it waits for the previous launch.
+        ids_early: FC1 may read the ids before it waits for the previous launch.
     """
-    config = config or choose(len(z.values))
+    config = config or choose(len(z.values), z.form)
+    if z.form == "mxfp8" and config.apart:
+        assert z.scale is not None
+        z = Rows(widened(z.values, z.scale, trigger_early=ids_early), form="wide")
+        ids_early = True  # that launch lets FC1 start when it has waited, or ids are older
+    # With so few registers that many programs fit, loads held across the wait would spill.
+    ids_early = ids_early and config.registers is None
     hidden = gate_up(z, slots, weights[:2], activation, config, ids_early=ids_early)
-    y = torch.empty(z.values.shape, dtype=z.act, device=hidden.device)
+    y = torch.empty(z.values.shape, dtype=z.act, device=hidden.values.device)
+    if hidden.form == "rounded" and config.apart:
+        here = (slots.first_expert, len(weights[0]))
+        hidden = Rows(rounded(hidden.values, slots.ids, *here), form="wide")
     return down(hidden, slots, weights[2:], y, config)
 
 
@@ -138,12 +156,13 @@ def gate_up(
     config: Config,
     *,
     ids_early: bool = False,
-) -> torch.Tensor:
-    """FC1: [T * k, I] activated; slots of experts elsewhere are not written."""
+) -> Rows:
+    """FC1: [T * k, I] activated, in fp32 where it is to be rounded to MXFP8; slots of experts
+    elsewhere are not written."""
     matrix, scales = w13
     (tokens, latent), chosen = z.values.shape, slots.ids.shape[1]
     width = matrix.shape[1] // 2 if scales is None else 8 * matrix.shape[1]
-    dtype = z.values.dtype if z.scale is None else torch.float32
+    dtype = z.values.dtype if z.form == "act" else torch.float32
     hidden = torch.empty(tokens * chosen, width, dtype=dtype, device=slots.ids.device)
     chains = min(_slots_at_once(width, chosen, config), chosen)
     grid = (triton.cdiv(width, 8), chains, tokens)
@@ -153,19 +172,19 @@ def gate_up(
     if scales is None:
         options |= {"ROWS": 8, "DEPTH": min(triton.next_power_of_2(latent), 1024), "num_warps": 8}
         gate_up_rows[grid](z.values, slots.ids, matrix, hidden, *experts, **options)
-        return hidden
+        return Rows(hidden)
     split = Split(latent)
     options |= _tile_options(split, 1, config)
-    options |= {"FORM": "act" if z.scale is None else "mxfp8", "EXACT": exactly(z.values)}
-    options |= {"AHEAD": config.registers is None}
+    options |= {"FORM": z.form, "EXACT": exactly(z.values), "AHEAD": config.registers is None}
+    options |= {"TURNED": z.form != "act" and not config.apart}
     values = z.values if z.scale is None else z.values.view(torch.uint8)
     packed = (matrix, scales.view(torch.uint8))
     _gate_up_tiles[grid](values, z.scale, slots.ids, *packed, hidden, *experts, **options)
-    return hidden
+    return Rows(hidden, form="act" if z.form == "act" else "rounded")
 
 
 def down(
-    hidden: torch.Tensor,
+    hidden: Rows,
     slots: Slots,
     w2: tuple[torch.Tensor, torch.Tensor | None],
     y: torch.Tensor,
@@ -173,8 +192,8 @@ def down(
 ) -> torch.Tensor:
     """FC2 and the weighted sum over a token's slots, written to y [T, L]."""
     matrix, scales = w2
-    (tokens, latent), width, chosen = y.shape, hidden.shape[1], slots.ids.shape[1]
-    given = (hidden, slots.ids, slots.weights, matrix)
+    (tokens, latent), width, chosen = y.shape, hidden.values.shape[1], slots.ids.shape[1]
+    given = (hidden.values, slots.ids, slots.weights, matrix)
     experts = (slots.first_expert, len(matrix))
     options = _sizes(chosen, width, latent)
     if scales is None:
@@ -185,8 +204,7 @@ def down(
     split = Split(width)
     at_once = min(_slots_at_once(width, chosen, config), max(MAX_WARPS // split.parts, 1))
     options |= _tile_options(split, at_once, config)
-    options |= {"FORM": "act" if hidden.dtype == y.dtype else "rounded", "EXACT": exactly(y)}
-    options |= {"SLOTS": at_once}
+    options |= {"FORM": hidden.form, "EXACT": exactly(y), "SLOTS": at_once}
     _down_tiles[(latent // 16, tokens)](*given, scales.view(torch.uint8), y, *experts, **options)
     return y
 
@@ -218,6 +236,7 @@ def _gate_up_slot(
     LINEAR_BETA: tl.constexpr,
     EARLY: tl.constexpr,
     AHEAD: tl.constexpr,
+    TURNED: tl.constexpr,
     PARTS: tl.constexpr,
     GROUPS: tl.constexpr,
     LOADS: tl.constexpr,
@@ -250,7 +269,7 @@ def _gate_up_slot(
     gate, up = tl.split(tl.reshape(sums, (8, 2)).to(act).to(tl.float32))
     activated = activate(gate, up, act, BETA, LINEAR_BETA)
     at = tl.arange(0, 8)
-    if FORM == "mxfp8":
+    if TURNED:
         at = at % 2 * 4 + at // 2  # as tile_sums reads what it rounds
     tl.store(hidden + slot * WIDTH + column * 8 + at, activated.to(act))
 
@@ -274,6 +293,7 @@ def _gate_up_tiles(
     LINEAR_BETA: tl.constexpr,
     EARLY: tl.constexpr,
     AHEAD: tl.constexpr,
+    TURNED: tl.constexpr,
     PARTS: tl.constexpr,
     GROUPS: tl.constexpr,
     LOADS: tl.constexpr,
@@ -290,7 +310,7 @@ def _gate_up_tiles(
     while slots != 0:
         _gate_up_slot(
             z, z_scale, ids, words, scales, hidden, first_expert, token * CHOSEN + first(slots),
-            column, CHOSEN, WIDTH, LATENT, FORM, EXACT, BETA, LINEAR_BETA, EARLY, AHEAD,
+            column, CHOSEN, WIDTH, LATENT, FORM, EXACT, BETA, LINEAR_BETA, EARLY, AHEAD, TURNED,
             PARTS, GROUPS, LOADS, OCTETS,
         )  # fmt: skip
         slots = without_first(slots, CHAINS, CHAINS)

@@ -4,17 +4,24 @@
 
 - `held` keeps whole rows of the weight in registers, for one token: nothing but the last sum passes
   through shared memory, and there are as many programs as a small weight needs.
-- `stream` (kernel_gemv_stream.py, in Gluon) is for a few tokens on tensor cores.
-- `wide` is a matrix product for more tokens than a warp can hold, and for what `stream` does not
-  take: the weight passes through shared memory, where all tokens read it.
+- `ring` (kernel_gemv_ring.py, in Gluon) is for up to 16 tokens on tensor cores: one program on a
+  multiprocessor, whose shared memory is full of weight on its way.
+- `stream` (kernel_gemv_stream.py, in Gluon) is for a few tokens on tensor cores where the weight is
+  small: it goes from memory into registers.
+- `wide` is a matrix product for more tokens than those hold, and for what they do not take: the
+  weight passes through shared memory, where all tokens read it.
 - `combine` adds the parts of a product whose K is divided among programs, in one order.
 
 With a gated linear unit the first half of the weight's rows are gates and the second half what they
 gate. A program's tile is then half gate rows and half up rows of the same outputs, so that it holds
 both factors and the weight keeps its order.
 
-`held` and `stream` read weights before the grid-dependency wait, which constants allow, so that
-under programmatic dependent launch the stream starts while the previous kernel still runs.
+`held`, `ring` and `stream` read weights before the grid-dependency wait, which constants allow, so
+that under programmatic dependent launch the stream starts while the previous kernel still runs; the
+last two also bring x into the L2 cache. They let the next kernel start at once for the same reason,
+but `ring` only where its share of the weight is so small that both fit on a multiprocessor. A gated
+linear unit does so after its wait, so that experts behind it may read the ids of a routing before
+it (targets/launch_order.py).
 """
 
 from typing import Any, NamedTuple
@@ -25,6 +32,7 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from tercel.ops._lib.kernel_activation import Activation, activate, activation_options
+from tercel.ops._lib.kernel_gemv_ring import ring
 from tercel.ops._lib.kernel_gemv_stream import DEPTH, stream
 from tercel.ops._lib.kernel_gemv_tile import gated_halves, row_of
 
@@ -35,13 +43,13 @@ FEW_TOKENS = 8
 NARROW, DEEP = 1024, 4096
 """At most so many columns and at least such a depth: too few programs without dividing K."""
 SPLITS = (1, 2, 4, 7, 14)
-ENOUGH = 90
-"""Programs of `wide` that keep the memory busy."""
+ENOUGH, ENOUGH_OF_MANY_TOKENS = 90, 80
+"""Programs of `wide` that keep the memory busy; the sums of many tokens are costly to divide."""
 SMS = 132
 CHAIN = 1024
 """Terms that `wide` adds one after the other where the sum is not rounded to 8 or 11 bits: tensor
 cores cut off what does not fit, and a long chain of fp32 sums loses too much."""
-BLOCK = 512
+BLOCK = 128
 """Elements that a program of `combine` adds."""
 TYPES = {
     torch.bfloat16: tl.bfloat16,
@@ -70,49 +78,87 @@ class Config(NamedTuple):
     """How a call is cut into programs."""
 
     kernel: str
-    """held, stream or wide."""
+    """held, ring, stream or wide."""
     rows: int
-    """Rows of weight per program."""
+    """Rows of weight per program; at most, in `ring`."""
     warps: int
     ahead: int = 0
-    """Tiles of weight in flight: of a warp in `stream`, of a program in `wide`."""
+    """Tiles of weight in flight: of a warp in `stream`, of a program in `ring` and `wide`."""
     near: int = 0
     """Tiles of x in flight in `stream`."""
     split: int = 1
     """Programs that divide K."""
+    across: int = 1
+    """Warps that divide the rows in `ring`; the others divide K."""
 
 
-def choose(tokens: int, columns: int, depth: int, *, streams: bool) -> Config:
-    """The configuration of a call of these sizes; `streams` where `stream` takes its dtype.
+def choose(
+    tokens: int, columns: int, depth: int, *, streams: bool, rings: bool | None = None
+) -> Config:
+    """The configuration of a call of these sizes; `streams` where `stream` takes its dtype, `rings`
+    where `ring` takes it, by default where `stream` does.
 
-    Chosen by measurement on an H200 (docs/log.md, 2026-11-30); benchmarks/gemv_configs.py measures
+    Chosen by measurement on an H200 (docs/log.md, 2026-12-01); benchmarks/gemv_configs.py measures
     again.
     """
-    wasted = triton.next_power_of_2(depth) - depth
-    if tokens == 1 and 1024 <= depth <= HELD_DEPTH and 3 * wasted <= depth:
+    narrow = columns <= NARROW and depth >= DEEP
+    rings = streams if rings is None else rings
+    if _fits_held(tokens, columns, depth, other=rings):
         return Config("held", rows=2, warps=4)
-    narrow = columns <= NARROW and depth >= DEEP and depth % (4 * DEPTH) == 0
-    if streams and tokens <= (2 * FEW_TOKENS if narrow else FEW_TOKENS):
+    if rings and tokens <= 2 * FEW_TOKENS and not narrow:
+        ring = _ring_config(tokens, columns, depth)
+        if ring is not None:
+            return ring
+    if streams and tokens <= FEW_TOKENS:
         return _stream_config(columns, depth, narrow)
     programs = triton.cdiv(columns, 64) * triton.cdiv(tokens, 64)
     splits = [split for split in SPLITS if depth % (128 * split) == 0] or [1]
-    split = next((split for split in splits if programs * split >= ENOUGH), splits[-1])
+    enough = ENOUGH if tokens <= 32 else ENOUGH_OF_MANY_TOKENS
+    split = next((split for split in splits if programs * split >= enough), splits[-1])
     # Four tiles of many tokens fill an SM's shared memory: a second program would wait.
     ahead = 3 if tokens > 32 and programs * split > SMS else 4
     return Config("wide", rows=64, warps=4, ahead=ahead, split=split)
 
 
+def _fits_held(tokens: int, columns: int, depth: int, *, other: bool) -> bool:
+    """One token whose weight is in registers at once, or so large that a ring makes many turns;
+    without any `other` that is quicker, one token."""
+    wasted = triton.next_power_of_2(depth) - depth
+    if tokens > 1 or not 1024 <= depth <= HELD_DEPTH or 3 * wasted > depth:
+        return False
+    at_once = 16 * SMS if depth < DEEP else 6 * SMS
+    return not other or columns <= at_once or (depth >= DEEP and columns > 64 * SMS)
+
+
+def _ring_config(tokens: int, columns: int, depth: int) -> Config | None:
+    """None where `stream` is quicker, or `wide`."""
+    few, rows = tokens <= FEW_TOKENS, 16 if columns <= 16 * SMS else 32
+    if depth < 1024:
+        return None if few or columns <= 32 * SMS else Config("ring", 64, 8, 4, across=4)
+    if depth < DEEP:
+        return Config("ring", 16, 4, 6) if rows == 16 else Config("ring", 32, 2, 9 if few else 7)
+    if rows == 16:
+        return Config("ring", 16, 4, 12)
+    if depth > HELD_DEPTH and few:
+        return Config("ring", 64, 8, 4, across=2)
+    return Config("ring", 32, 4, 9) if few else Config("ring", 32, 8, 8, across=2)
+
+
 def _stream_config(columns: int, depth: int, narrow: bool) -> Config:
     steps = triton.cdiv(depth, DEPTH)
-    if narrow:
-        return Config("stream", rows=16, warps=4, ahead=7, near=3, split=4)
+    if narrow and steps % 7 == 0:
+        return Config("stream", 16, 4, 4, near=4, split=7)
+    if narrow and steps % 4 == 0:
+        return Config("stream", 16, 4, 7, near=3, split=4)
     if depth >= DEEP and columns <= 16 * 2 * SMS:  # one wave of two programs an SM
         return Config("stream", 16, 8, 4, near=4)
     if depth >= DEEP:
         return Config("stream", 16, 4, 6, near=3)
     warps = next((warps for warps in (1, 2) if steps <= 7 * warps), 4)
     each = triton.cdiv(steps, warps)
-    return Config("stream", 16, warps, each, near=3) if each <= 7 else Config("stream", 16, 4, 4, 4)
+    if each > 7:
+        return Config("stream", 16, 4, 4, near=4)
+    return Config("stream", 16, warps, each, near=each if each <= 5 else 3)
 
 
 def product(
@@ -120,7 +166,12 @@ def product(
 ) -> torch.Tensor:
     """[tokens, columns], half as many with a gated linear unit; `streams` allows `stream`."""
     streams = streams and x.dtype in (torch.bfloat16, torch.float16)
-    config = choose(len(x), len(weight), x.shape[1], streams=streams)
+    depth = x.shape[1]
+    places = (depth, x.stride(0), x.data_ptr(), weight.data_ptr())
+    aligned = all(place % 16 == 0 for place in places)  # as far as Triton tells of arguments
+    exact = epilogue.rounded or depth <= 2 * CHAIN
+    rings = streams and aligned and exact
+    config = choose(len(x), len(weight), depth, streams=streams, rings=rings)
     return launch(x, weight, config, epilogue)
 
 
@@ -181,6 +232,16 @@ def _launch(
     if config.kernel == "held":
         options["WIDTH"] = triton.next_power_of_2(depth)
         held[(row_programs,)](*arguments, **options, **launched)
+    elif config.kernel == "ring":
+        step = DEPTH * config.warps // config.across
+        flight = {
+            "DEPTH": DEPTH,
+            "ACROSS": config.across,
+            "STAGES": config.ahead + 1,
+            "EARLY": step * config.ahead >= depth and not finished["GLU"],
+        }
+        grid = (SMS * triton.cdiv(columns, SMS * config.rows),)
+        ring[grid](*arguments, TOKENS=8 if tokens <= 8 else 16, **flight, **options, **launched)
     elif config.kernel == "stream":
         width = 8 if tokens <= 8 else 16
         flight = {"DEPTH": DEPTH, "AHEAD": config.ahead, "NEAR": config.near}
@@ -236,16 +297,19 @@ def held(
     LINEAR_BETA: tl.constexpr,
 ):
     act: tl.constexpr = x.dtype.element_ty
-    tile = tl.program_id(0)
-    row = row_of(tile, tl.arange(0, ROWS), columns, ROWS, GLU)
+    OUTPUTS: tl.constexpr = ROWS // 2 if GLU else ROWS
+    first = tl.program_id(0) * OUTPUTS
+    row = row_of(first, tl.arange(0, ROWS), columns, ROWS, GLU)
     k = tl.arange(0, WIDTH)
-    cuda.gdc_launch_dependents()
+    if not GLU:
+        cuda.gdc_launch_dependents()
     here = weight + row.to(tl.int64)[:, None] * K + k[None, :]
     rows = tl.load(here, mask=(k < K)[None, :], other=0.0)
-    OUTPUTS: tl.constexpr = ROWS // 2 if GLU else ROWS
-    output = (tile * OUTPUTS + tl.arange(0, OUTPUTS))[:, None]
+    output = (first + tl.arange(0, OUTPUTS))[:, None]
     outputs = columns // 2 if GLU else columns
     cuda.gdc_wait()  # x is the previous kernel's
+    if GLU:
+        cuda.gdc_launch_dependents()
     for token in range(tokens):
         values = tl.load(x + token * x_stride + k, mask=k < K, other=0.0)
         sums = tl.sum(rows.to(tl.float32) * values.to(tl.float32)[None, :], 1)[:, None]
@@ -277,23 +341,26 @@ def wide(
 ):
     # Programs of the same rows are neighbours: the second reads the weight from L2.
     token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
-    tile = tl.program_id(1)
-    row = row_of(tile, tl.arange(0, ROWS), columns, ROWS, GLU)
+    OUTPUTS: tl.constexpr = ROWS // 2 if GLU else ROWS
+    first = tl.program_id(1) * OUTPUTS
+    row = row_of(first, tl.arange(0, ROWS), columns, ROWS, GLU)
     part = tl.program_id(2)
     k = tl.arange(0, DEPTH)
-    cuda.gdc_launch_dependents()
+    if not GLU:
+        cuda.gdc_launch_dependents()
     cuda.gdc_wait()
+    if GLU:
+        cuda.gdc_launch_dependents()
     w = weight + row.to(tl.int64)[:, None] * K + k[None, :] + part * SPAN
     xs = x + tl.minimum(token, tokens - 1)[None, :] * x_stride + k[:, None] + part * SPAN
     if CHAIN >= SPAN:
         sums = _chain(w, xs, k, 0, SPAN, SPAN, ROWS, TOKENS, DEPTH, STAGES)
     else:
         sums = tl.zeros((ROWS, TOKENS), tl.float32)
-        for first in tl.range(0, SPAN, CHAIN):
-            last = tl.minimum(first + CHAIN, SPAN)
-            sums += _chain(w, xs, k, first, last, SPAN, ROWS, TOKENS, DEPTH, STAGES)
-    OUTPUTS: tl.constexpr = ROWS // 2 if GLU else ROWS
-    output = (tile * OUTPUTS + tl.arange(0, OUTPUTS))[:, None]
+        for start in tl.range(0, SPAN, CHAIN):
+            end = tl.minimum(start + CHAIN, SPAN)
+            sums += _chain(w, xs, k, start, end, SPAN, ROWS, TOKENS, DEPTH, STAGES)
+    output = (first + tl.arange(0, OUTPUTS))[:, None]
     outputs = columns // 2 if GLU else columns
     act: tl.constexpr = x.dtype.element_ty
     result = finish(sums, output, sigmoid_from, ROUND, GLU, BETA, LINEAR_BETA, act)
@@ -344,8 +411,11 @@ def combine(
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real, output = at < size, at % outputs
-    cuda.gdc_launch_dependents()
+    if not GLU:
+        cuda.gdc_launch_dependents()
     cuda.gdc_wait()
+    if GLU:
+        cuda.gdc_launch_dependents()
     if GLU:
         gate = sums + at // outputs * (2 * outputs) + output
         first = _added(gate, real, 2 * size, PARTS, BLOCK).to(dtype).to(tl.float32)

@@ -8,16 +8,16 @@ from tercel.ops._lib.kernel_activation import activate
 
 
 @triton.jit
-def row_of(tile, index, columns, ROWS: tl.constexpr, GLU: tl.constexpr):
-    """The row of a weight [columns, K] at `index` of a tile of ROWS. With GLU the tile's first half
-    are gate rows and its second half the up rows of the same outputs. Rows past the end repeat the
-    last: a mask would cost registers on every load."""
+def row_of(first, index, columns, ROWS: tl.constexpr, GLU: tl.constexpr):
+    """The row of a weight [columns, K] at `index` of a tile of ROWS whose first output is `first`.
+    With GLU the tile's first half are gate rows and its second half the up rows of the same
+    outputs. Rows past the end repeat the last: a mask would cost registers on every load."""
     if GLU:
         half: tl.constexpr = ROWS // 2
-        output = tl.minimum(tile * half + index % half, columns // 2 - 1)
+        output = tl.minimum(first + index % half, columns // 2 - 1)
         row = output + index // half * (columns // 2)
     else:
-        row = tl.minimum(tile * ROWS + index, columns - 1)
+        row = tl.minimum(first + index, columns - 1)
     return row
 
 

@@ -3,6 +3,11 @@
 import triton
 import triton.language as tl
 
+from tercel.ops._lib.kernel_prefetch import prefetch
+
+EPS = tl.constexpr(1e-6)
+"""Of the normalisation of queries and keys."""
+
 
 @triton.jit
 def sigmoid(x):
@@ -30,23 +35,25 @@ def head_channels(head, H, K: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
-def head_taps(weight, channels, channel_stride, tap_stride, W: tl.constexpr):
-    """The convolution's weights of a head's query, key and value channels."""
-    return (
-        taps(weight, channels[0], channel_stride, tap_stride, W),
-        taps(weight, channels[1], channel_stride, tap_stride, W),
-        taps(weight, channels[2], channel_stride, tap_stride, W),
+def head_weights(
+    conv_weight, A_log, dt_bias, head, own, channel_stride, tap_stride, W: tl.constexpr
+):
+    """What a head's tokens meet, `own` being its channels: the convolution's taps of query, key and
+    value, and bias and rate of the decay."""
+    weights = (
+        taps(conv_weight, own[0], channel_stride, tap_stride, W),
+        taps(conv_weight, own[1], channel_stride, tap_stride, W),
+        taps(conv_weight, own[2], channel_stride, tap_stride, W),
     )
+    return weights, tl.load(dt_bias + own[0]), tl.exp(tl.load(A_log + head))
 
 
 @triton.jit
-def head_token(
-    rows, weights, f, b, rate, bias, bound, L2_EPS, W: tl.constexpr, BOUNDED: tl.constexpr
-):
+def head_token(rows, weights, f, b, rate, bias, bound, W: tl.constexpr, BOUNDED: tl.constexpr):
     """(q, k, v, log decay, beta) of tokens from raw rows and taps of query, key and value."""
     K: tl.constexpr = rows[0][0].shape[len(rows[0][0].shape) - 1]
-    q = l2_normalize(convolve(rows[0], weights[0], W), L2_EPS) * (K**-0.5)
-    k = l2_normalize(convolve(rows[1], weights[1], W), L2_EPS)
+    q = l2_normalize(convolve(rows[0], weights[0], W), EPS) * (K**-0.5)
+    k = l2_normalize(convolve(rows[1], weights[1], W), EPS)
     v = convolve(rows[2], weights[2], W)
     g = log_decay(f, rate, bias, bound, BOUNDED)
     return q, k, v, g, sigmoid(b.to(tl.float32))
@@ -62,12 +69,21 @@ def taps(weight, channel, channel_stride, tap_stride, W: tl.constexpr):
 
 
 @triton.jit
-def past_rows(window, channel, C, W: tl.constexpr):
-    """The W - 1 raw rows of a window that starts at `window`, oldest first."""
+def head_rows(window, qkv, own, C, W: tl.constexpr):
+    """W raw rows of a head's query, key and value: those of its window and a new one."""
+    return (
+        _rows(window, qkv, own[0], C, W),
+        _rows(window, qkv, own[1], C, W),
+        _rows(window, qkv, own[2], C, W),
+    )
+
+
+@triton.jit
+def _rows(window, qkv, channel, C, W: tl.constexpr):
     rows = ()
     for past in tl.static_range(W - 1):
         rows = rows + (tl.load(window + past * C + channel),)  # noqa: RUF005
-    return rows
+    return rows + (tl.load(qkv + channel),)  # noqa: RUF005
 
 
 @triton.jit
@@ -80,10 +96,21 @@ def convolve(rows, weights, W: tl.constexpr):
 
 
 @triton.jit
-def store_rows(window, rows, channel, C, W: tl.constexpr):
-    """The newer W - 1 of W raw rows become the window."""
-    for past in tl.static_range(W - 1):
-        tl.store(window + past * C + channel, rows[past + 1])
+def prefetch_window(window, head, H, K: tl.constexpr, V: tl.constexpr, C, ROWS: tl.constexpr):
+    """Asks for a head's channels of the first ROWS rows of a window."""
+    for row in tl.static_range(ROWS):
+        line = window + row * C
+        prefetch(line + head * K, K)
+        prefetch(line + (H + head) * K, K)
+        prefetch(line + 2 * H * K + head * V, V)
+
+
+@triton.jit
+def move_window(window, rows, own, C, W: tl.constexpr):
+    """The newer W - 1 of a head's raw rows become its window."""
+    for part in tl.static_range(3):
+        for past in tl.static_range(W - 1):
+            tl.store(window + past * C + own[part], rows[part][past + 1])
 
 
 @triton.jit

@@ -5,8 +5,8 @@ load to the tensor cores within registers. In the order of their words, element
 8 * q + 4 * h + 2 * c + b of a group is column 16 * h + 8 * c + 2 * q + b of the product: rows of x
 are brought into that order once (`reordered`), and FC1 writes in it.
 
-Rows of x may be e4m3 with a scale each. Scales of the weight below 2 ** -11 of their row's largest
-then count as that, as in kernel_slot_wgmma.py, where the weight is e4m3 too.
+Rows of x may be e4m3 with a scale each. The weight is then packed for e4m3, as kernel_slot_wgmma.py
+wants it: scales below 2 ** -11 of their row's largest count as that.
 """
 
 from typing import Any, NamedTuple
@@ -64,6 +64,28 @@ class Experts(NamedTuple):
     def latent(self) -> int:
         is_tiled = self.down.scales is not None
         return 16 * self.down.values.shape[1] if is_tiled else self.down.values.shape[1]
+
+
+CONFIGS: tuple[tuple[int, Config], ...] = (
+    (16, Config(slots=32, stages=4)),
+    (128, Config(slots=64, stages=4)),
+    (1 << 30, Config(slots=128)),
+)
+"""The first row whose limit on slots per expert, if all were here, holds a call decides;
+benchmarks/experts_prefill.py measures them."""
+
+
+def choose(slots_per_expert: float) -> Config:
+    return next(config for most, config in CONFIGS if slots_per_expert <= most)
+
+
+def rows_in_act(
+    x: torch.Tensor, slots: Slots | None, experts: Experts
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Rows as a product reads them, and no scales: tokens still need the order of its columns, and
+    what FC1 wrote for the `slots` has it."""
+    is_tiled = experts.up.scales is not None
+    return reordered(x) if slots is None and is_tiled else x, None
 
 
 def reordered(x: torch.Tensor) -> torch.Tensor:
@@ -145,6 +167,21 @@ def _registers(words):
 
 
 @triton.jit
+def _registers_of_nibbles(words):
+    """The same of a word that is packed for e4m3."""
+    return _register(words, 2), _register(words, 1), _register(words, 0), _register(words, 3)
+
+
+@triton.jit
+def _register(words, NIBBLE: tl.constexpr):
+    """The codes of a nibble and of that four further."""
+    mask: tl.constexpr = -0x80000000
+    held = words << (6 - 4 * NIBBLE) if NIBBLE < 2 else words >> (4 * NIBBLE - 6)
+    sign = words << 8 if NIBBLE == 0 else words >> (8 * NIBBLE - 8)
+    return (held & 0x01C001C0) | (sign & 0x8000) | ((words << (28 - 8 * NIBBLE)) & mask)
+
+
+@triton.jit
 def _scaled(register, byte, act: tl.constexpr, EXACT: tl.constexpr):
     """Its two values, with the group's scale: exact in bf16, where they are 2 ** 63 too small."""
     if EXACT:
@@ -212,6 +249,7 @@ def _tiles_product(
         scale_lane = 16 * g[None, None, :, None] + 2 * half[None, :, None, None]
         scale_lane += half[None, None, None, :]
         scale_at = scales + (tile[:, None, None, None] * (PARTS * OCTETS * 128) + scale_lane)
+        E4M3: tl.constexpr = largest is not None
         least = tl.zeros((TILES, 2, 8, 1), tl.int32)
         if largest is not None:
             at_row = half[None, :, None, None] * 8 + g[None, None, :, None]
@@ -219,7 +257,7 @@ def _tiles_product(
             if UP:  # a tile's upper rows are the up half's of the same columns
                 at_row = at_row % 16 // 8 * (M // 2) + at_row // 16 * 8 + at_row % 8
             own = largest + expert.to(tl.int64) * M + at_row
-            least = tl.load(own, mask=there[:, None, None, None], other=0).to(tl.int32) - 11
+            least = tl.load(own, mask=there[:, None, None, None], other=0).to(tl.int32) - 12
         column = tl.arange(0, 64)
         sums = tl.zeros((COLUMNS, ROWS), tl.float32)
         for step in range(PARTS * LOADS):
@@ -230,9 +268,9 @@ def _tiles_product(
                 scale_at + (part * OCTETS + load // 4) * 128 + load % 4 * 4,
                 mask=there[:, None, None, None], other=0,
             )  # fmt: skip
-            byte = tl.maximum(byte.to(tl.int32), least)
+            byte = tl.maximum(byte.to(tl.int32) + least, 0)  # e4m3: a power above the least
             byte = tl.broadcast_to(byte[:, :, :, :, None], (TILES, 2, 8, 2, 4))
-            w = _tile(held, byte, TILES, act, EXACT)
+            w = _tile(held, byte, TILES, act, E4M3, EXACT)
             group = part * GROUPS + load * 2 + column // 32
             inside = (load * 2 + column // 32 < GROUPS) & (group < K // 32)
             values = tl.load(
@@ -261,9 +299,11 @@ def _tiles_product(
 
 
 @triton.jit
-def _tile(words, byte, TILES: tl.constexpr, act: tl.constexpr, EXACT: tl.constexpr):
+def _tile(
+    words, byte, TILES: tl.constexpr, act: tl.constexpr, E4M3: tl.constexpr, EXACT: tl.constexpr
+):
     """act [16 * TILES, 64] of words [TILES, half, g, parity, q] and their groups' scales."""
-    r0, r1, r2, r3 = _registers(words)
+    r0, r1, r2, r3 = _registers_of_nibbles(words) if E4M3 else _registers(words)
     a0, b0 = _scaled(r0, byte, act, EXACT)
     a1, b1 = _scaled(r1, byte, act, EXACT)
     a2, b2 = _scaled(r2, byte, act, EXACT)

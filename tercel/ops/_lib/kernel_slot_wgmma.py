@@ -8,6 +8,7 @@ comes in pieces that are, one product each.
 
 Slots are bf16, or e4m3 with a scale each. Beside e4m3 the weights are e4m3 too, 2 ** 6 times too
 large for a row's largest scale: exact down to 2 ** -11 of that, and smaller scales count as that.
+They come in a packed form of their own, for which a group's scale makes a table of eight bytes.
 """
 
 from typing import NamedTuple
@@ -45,11 +46,23 @@ class Block(NamedTuple):
         return sum(self.pieces)
 
 
-def serves(experts: Experts, *, e4m3: bool) -> bool:
-    """Whether the experts are MXFP4 of a width and a latent that are cut without a rest."""
+PIECES: tuple[tuple[int, tuple[int, ...]], ...] = ((48, (32,)), (96, (64,)), (1 << 30, (64, 32)))
+"""The first row whose limit on slots per expert, if all were here, holds a call decides;
+benchmarks/experts_prefill.py measures them."""
+
+
+def choose(slots_per_expert: float, *, stages: int = MOST_STAGES) -> Block:
+    pieces = next(pieces for most, pieces in PIECES if slots_per_expert <= most)
+    return Block(pieces, FEWEST_WARPS, stages)
+
+
+def serves(z: torch.Tensor, experts: Experts, *, e4m3: bool) -> bool:
+    """Whether rows are bf16 and the experts MXFP4 of a width and a latent that are cut without a
+    rest."""
     width, latent = experts.width, experts.latent
     matrices = ((2 * width, latent), (latent, width))
-    return experts.up.scales is not None and all(
+    is_served = z.dtype == torch.bfloat16 and experts.up.scales is not None
+    return is_served and all(
         rows % (32 * FEWEST_WARPS) == 0 and stages(depth, e4m3=e4m3) > 0 for rows, depth in matrices
     )
 
@@ -155,15 +168,6 @@ def _to_bf16(w, byte):
 
 
 @gluon.jit
-def _picked(mask: gl.constexpr, ones, zeros):
-    """Bits of `ones` where the mask has ones, else of `zeros`."""
-    return gl.inline_asm_elementwise(
-        "lop3.b32 $0, $1, $2, $3, 0xCA;", "=r,r,r,r", [mask, ones, zeros], gl.int32,
-        is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def _looked_up(low, high, index):
     """Of eight bytes, those that four nibbles name."""
     return gl.inline_asm_elementwise(
@@ -182,37 +186,29 @@ def _four(word):
 
 
 @gluon.jit
-def _to_e4m3(w, byte, least):
-    """[load, tile, half, g, k of 64] of words and their groups' scale bytes, where a byte of
-    `least` becomes the power at which half is e4m3's smallest normal value."""
-    power = gl.maximum(byte - least, 0) + 1
+def _to_e4m3(w, power):
+    """[load, tile, half, g, k of 64] of words and their groups' powers, of which 1 is that at which
+    half is e4m3's smallest normal value."""
     # The eight magnitudes' codes: 0, 0.5, 1 and 1.5; 2, 3, 4 and 6.
     low = power * 0x08080800 + 0x0C080000
     high = power * 0x08080808 + 0x1C181410
-    # Magnitudes lie three bits apart, an index is a nibble.
-    index = _picked(0x003F003F, w, w << 2)
-    index = _picked(0x0F0F0F0F, index, index << 1) & 0x77777777
-    first = _looked_up(low, high, index)
-    second = _looked_up(low, high, index >> 16)
-    # Signs from bits 4..7 of a byte to bits 15, 31, 7 and 23.
-    spread: gl.constexpr = (1 << 11) + (1 << 26) + (1 << 1) + (1 << 16)
+    index = w & 0x77777777
     signs: gl.constexpr = -0x7F7F7F80
-    sign = w & -0x0FFF1000
-    first = first | ((((sign >> 8) & 255) * spread) & signs)
-    second = second | ((((sign >> 24) & 255) * spread) & signs)
+    first = _looked_up(low, high, index) | (w & signs)
+    second = _looked_up(low, high, index >> 16) | ((w << 4) & signs)
     # Word h and its bytes b: [load, tile, g, q, half, parity, b, b, h].
     return gl.permute(gl.join(_four(first), _four(second)), (1, 4, 2, 0, 5, 8, 3, 6, 7))
 
 
 @gluon.jit
-def _operand(words, scales, least, LAYOUT: gl.constexpr):
+def _operand(words, scales, E4M3: gl.constexpr, LAYOUT: gl.constexpr):
     """[16 * tiles, 64 * loads] of words [loads * tiles, 128] and scales [loads * tiles, 32]."""
     SHAPE: gl.constexpr = LAYOUT.shape
     w = gl.convert_layout(words.reshape(SHAPE), LAYOUT, assert_trivial=True)
     own: gl.constexpr = [SHAPE[0], SHAPE[1], 8, 4, 1, 1]
     s = gl.convert_layout(scales.reshape(own), LAYOUT)
     byte = (s >> (16 * _along(4, 2, LAYOUT) + 8 * _along(5, 2, LAYOUT))) & 255
-    values = _to_bf16(w, byte) if least is None else _to_e4m3(w, byte, least)
+    values = _to_e4m3(w, byte) if E4M3 else _to_bf16(w, byte)
     return values.reshape([16 * SHAPE[1], 64 * SHAPE[0]])
 
 
@@ -404,16 +400,8 @@ def _multiply(
         start = (tile + index % num_warps) * (PARTS * OCTETS * 32)
         own_scales = scales + (start[:, None] + lane[None, :])
         load = index // num_warps
-        least0 = None
-        least1 = None
         if largest is not None:
             largest += expert.to(gl.int64) * M
-            own_tile = tile + _along(1, num_warps, LANES)
-            half = _along(4, 2, LANES)
-            g = _along(2, 8, LANES)
-            least0 = gl.load(largest + _row_of(own_tile, half, g, M, UP)).to(gl.int32) - 11
-            own_tile += num_warps
-            least1 = gl.load(largest + _row_of(own_tile, half, g, M, UP)).to(gl.int32) - 11
         ring = ()
         words0 = ()
         words1 = ()
@@ -472,10 +460,10 @@ def _multiply(
                 after1 = _scales_of(
                     upper_scales, turn, load, stage + 2, STEPS, STAGES, AT_ONCE, LOADS, OCTETS
                 )
-                left = _operand(words0[stage].load(WORDS), scales0, least0, LANES)
+                left = _operand(words0[stage].load(WORDS), scales0, AT_ONCE == 2, LANES)
                 flying0 = _add_product(left, ring[stage], sums0, PIECES, num_warps)
                 sums1 = _finished(flying1, False, PIECES)
-                left = _operand(words1[stage].load(WORDS), scales1, least1, LANES)
+                left = _operand(words1[stage].load(WORDS), scales1, AT_ONCE == 2, LANES)
                 flying1 = _add_product(left, ring[stage], sums1, PIECES, num_warps)
                 sums0 = _finished(flying0, False, PIECES)
                 scales0 = next0

@@ -55,12 +55,14 @@ class DrafterPlan:
     config: DrafterConfig
     weights: DrafterWeights
     embed: torch.Tensor
-    """[vocabulary, N] the target's whole embedding."""
+    """[V, N] this rank's part of the target's embedding: its memory where the rank holds it."""
     head: torch.Tensor
     """[V, N] this rank's part of the target's head."""
     group: Group
     counts: Counter[str]
     """Calls per site, op and implementation."""
+    board: torch.Tensor | None = None
+    """As of op markov_chain; one step after the other uses it."""
 
 
 def create_drafter(plan: DrafterPlan) -> Drafter:

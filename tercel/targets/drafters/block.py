@@ -24,6 +24,8 @@ from tercel.targets.drafters import DrafterPlan
 from tercel.targets.recording import Recorder, RecordingGroup, Refused
 
 _LOG = logging.getLogger(__name__)
+COUNTERS = 256
+"""More than the heads of keys and values that K3's drafters have in all layers."""
 PAGE = 64
 """Tokens of a page while recording; no kernel depends on it."""
 
@@ -37,7 +39,7 @@ class BlockDrafter:
     """Sites of at most MAX_ROWS rows."""
     many: SiteTable
     counters: torch.Tensor
-    """As of markov_chain; one step after the other uses them."""
+    """As of context_kv; one step after the other uses them."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -56,7 +58,8 @@ class BlockDrafter:
     ) -> None:
         p = self.plan
         k = self._sites(len(taps))
-        blocks.write_context(k, p.group, p.weights, p.config, taps, positions, slot_mapping, cache)
+        given = (taps, positions, slot_mapping, cache, self.counters)
+        blocks.write_context(k, p.group, p.weights, p.config, *given)
 
     def draft(
         self, block: Block, sampling: DraftSampling, cache: DrafterCache
@@ -65,7 +68,7 @@ class BlockDrafter:
         k = self._sites(len(block.anchors) * p.config.width(block.num_drafts))
         hidden = blocks.run_block(k, p.group, p.weights, p.config, p.embed, block, cache)
         tokens, logits = blocks.draft(
-            k, p.group, p.weights, hidden, p.head, block, sampling, self.counters
+            k, p.group, p.weights, hidden, p.head, block, sampling, p.board
         )
         if not p.config.confidence_head:
             return tokens, logits, None
@@ -80,8 +83,12 @@ def create(plan: DrafterPlan) -> BlockDrafter:
     few, many = bind_drafter(plan, rows=1), bind_drafter(plan, rows=MAX_ROWS + 1)
     for item in few.values():
         _LOG.info("drafter.%s: %s %s", item.site, item.op.name, item.reason)
+        more = many[item.site]
+        if more.op is not item.op:
+            text = "drafter.%s above %d rows: %s %s"
+            _LOG.info(text, item.site, MAX_ROWS, more.op.name, more.reason)
     few_table, many_table = (counted_table(x, plan.counts, prefix="drafter.") for x in (few, many))
-    counters = torch.zeros(plan.config.block_size, dtype=torch.int32, device=plan.embed.device)
+    counters = torch.zeros(COUNTERS, dtype=torch.int32, device=plan.embed.device)
     return BlockDrafter(plan, few_table, many_table, counters)
 
 
@@ -93,27 +100,37 @@ def bind_drafter(plan: DrafterPlan, *, rows: int) -> Mapping[str, Bound]:
     while True:
         bound = bind_sites(plan.row, plan.arch, wanted, refused=refused)
         try:
-            _record(plan, Recorder(bound), rows)
+            sizes = {"requests": rows, "tokens": rows, "num_drafts": plan.config.max_drafts}
+            record(plan, Recorder(bound), **sizes, context=2 * PAGE)
             return bound
         except Refused as refusal:
             refused[refusal.key] = refusal.reason
 
 
-def _record(plan: DrafterPlan, recorder: Recorder, rows: int) -> None:
-    """A block of each request and its context through `recorder`, on meta tensors."""
+def record(
+    plan: DrafterPlan,
+    recorder: Recorder,
+    *,
+    requests: int,
+    tokens: int,
+    num_drafts: int,
+    context: int,
+) -> None:
+    """The drafting of a step through `recorder`, on meta tensors: the context rows of so many
+    tokens, then a block of guesses of each request, behind a context of so many."""
     c, group = plan.config, RecordingGroup(plan.group.rank, plan.group.world_size, recorder)
     w, embed, head = (on_meta(x) for x in (plan.weights, plan.embed, plan.head))
     with torch.device("meta"):
-        requests = torch.empty(rows, dtype=torch.int64)
-        table = torch.empty(rows, 2, dtype=torch.int64)
+        each, rows = (torch.empty(x, dtype=torch.int64) for x in (requests, tokens))
+        table = torch.empty(requests, -(-context // PAGE), dtype=torch.int64)
         entry = c.attention.entry_shape(group.world_size)
         pages = torch.empty(c.num_hidden_layers, 4, PAGE, *entry, dtype=embed.dtype)
-        taps = torch.empty(rows, len(c.taps) * embed.shape[1], dtype=embed.dtype)
-        cache, block = DrafterCache(pages), Block(requests, requests, table, c.max_drafts)
-        sampling = DraftSampling(torch.empty(rows), requests, greedy=True)
+        taps = torch.empty(tokens, len(c.taps) * embed.shape[1], dtype=embed.dtype)
+        cache, block = DrafterCache(pages), Block(each, each, table, num_drafts)
+        sampling = DraftSampling(torch.empty(requests), each, greedy=True)
         k = recorder.table
-        blocks.write_context(k, group, w, c, taps, requests, requests, cache)
+        blocks.write_context(k, group, w, c, taps, rows, rows, cache)
         hidden = blocks.run_block(k, group, w, c, embed, block, cache)
-        tokens, _ = blocks.draft(k, group, w, hidden, head, block, sampling)
+        drafts, _ = blocks.draft(k, group, w, hidden, head, block, sampling)
         if c.confidence_head:
-            blocks.confidence(k, w, hidden, block, tokens)
+            blocks.confidence(k, w, hidden, block, drafts)

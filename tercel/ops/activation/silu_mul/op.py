@@ -9,7 +9,10 @@ from tercel.ops.activation.silu_mul.contract import CONTRACT
 
 
 @operation(
-    CONTRACT, reference(naive.silu_mul), portable(fast.silu_mul), kernel("triton", naive.silu_mul)
+    CONTRACT,
+    reference(naive.silu_mul),
+    portable(fast.silu_mul),
+    kernel("triton", naive.silu_mul, triggers_early=False),
 )
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """The SiLU-gated product of the two halves of each row.

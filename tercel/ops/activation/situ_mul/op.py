@@ -9,7 +9,10 @@ from tercel.ops.activation.situ_mul.contract import CONTRACT
 
 
 @operation(
-    CONTRACT, reference(naive.situ_mul), portable(fast.situ_mul), kernel("triton", naive.situ_mul)
+    CONTRACT,
+    reference(naive.situ_mul),
+    portable(fast.situ_mul),
+    kernel("triton", naive.situ_mul, triggers_early=False),
 )
 def situ_mul(gate_up: torch.Tensor, *, beta: float, linear_beta: float | None) -> torch.Tensor:
     """The SiTU-gated product of the two halves of each row.

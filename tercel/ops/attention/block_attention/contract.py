@@ -145,5 +145,11 @@ CONTRACT = Contract(
     hazards=(
         Hazard("capacity", "a context past the block table is cut; only `valid` raises"),
         Hazard("stale_state", "a context row that nobody wrote is read as it is; nothing raises"),
+        Hazard(
+            "early_read",
+            "lengths and tables are read before the wait: whatever writes them has ended when the "
+            "previous launch starts",
+            ("block_table", "context_lens"),
+        ),
     ),
 )

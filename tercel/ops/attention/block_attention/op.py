@@ -52,7 +52,8 @@ def block_attention(
         v: [R * width, KV, v_dim]; None: the first v_dim channels of k.
         k_cache: [PAGES, PS, KV, D] of one layer; may be a view of a wider pool.
         v_cache: [PAGES, PS, KV, v_dim]; None with v.
-        block_table: [R, PG] i64 pages of each request, the sink behind its end.
+        block_table: [R, PG] i64 pages of each request, the sink behind its end. Kernels read it and
+            context_lens before the wait for the previous launch, which must find them written.
         context_lens: [R] i64 tokens that the cache holds: the position of the anchor.
         width: slots of a block.
         v_dim: channels of a value.

@@ -80,6 +80,8 @@ def split(requests: int, width: int) -> Cell:
     return Cell("a split of a rank of 16", ("tp16_moetp4ep4",), **sizes)
 
 
+QUARTER: dict[str, Any] = {**K3, "H": 24, "KV": 4, "width": 7}
+
 CONTRACT = Contract(
     axes={
         "R": "requests, width slots each",
@@ -134,13 +136,7 @@ CONTRACT = Contract(
             interleaved=True,
             rope_scale=1.2,
         ),
-        Cell(
-            "K3 drafter's heads, rank of 4",
-            ("tp4",),
-            **{**K3, "H": 24, "KV": 4},
-            width=7,
-            contexts=(65, 187),
-        ),
+        Cell("K3 drafter's heads, rank of 4", ("tp4",), **QUARTER, contexts=(65, 187)),
         *(split(requests, width) for requests, width in SPLITS),
     ),
     tolerance=Tolerance(
@@ -154,6 +150,11 @@ CONTRACT = Contract(
     hazards=(
         Hazard("capacity", "a context past the block table is cut; only `valid` raises"),
         Hazard("stale_state", "a context row that nobody wrote is read as it is; nothing raises"),
+        Hazard(
+            "early_read",
+            "lengths, tables and norms are read before the wait; see block_attention",
+            ("q_norm", "k_norm", "inv_freq", "block_table", "context_lens"),
+        ),
         Hazard("silent_input", "pairs other than those trained on draft badly; nothing raises"),
     ),
 )

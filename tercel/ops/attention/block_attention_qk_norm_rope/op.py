@@ -54,7 +54,8 @@ def block_attention_qk_norm_rope(
         q_norm, k_norm: [D] in the dtype of qkv.
         inv_freq: [D / 2] fp32 radians per position.
         k_cache, v_cache: [PAGES, PS, KV, D] of one layer; may be views of a wider pool.
-        block_table: [R, PG] i64 pages of each request, the sink behind its end.
+        block_table: [R, PG] i64 pages of each request, the sink behind its end. Kernels read it and
+            context_lens before the wait for the previous launch, which must find them written.
         context_lens: [R] i64 tokens that the cache holds: the position of the anchor, slot 0.
         heads, kv_heads: H and KV of this rank.
         width: slots of a block.

@@ -1,8 +1,6 @@
-"""attention/mla_decode: parts of every row's context, then their sum, then the values.
+"""attention/mla_decode: parts of every row's context, of which _lib/kernel_latent_merge makes one.
 
     _attend_parts  s = scale * entry . query of a part's entries, mixed = softmax(s) . entries
-    _sum           u = act(a token's parts by their shares of the whole softmax)
-    _values        out = act(act(w_v u) * gate); where parts are few, u too
 
 The pages' bytes are what a call costs, so the first reads an entry once and uses it twice: as a key
 and, its first L elements, as a value. A tile of entries lies in one page; query rows are the heads
@@ -12,40 +10,28 @@ order, so bits repeat.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from tercel.ops._lib.kernel_latent_merge import (
+    FUSED_PARTS,
+    Config,
+    Where,
+    choose_merge,
+    live_parts,
+    merge,
+)
+
 PROGRAMS = 264
 """Programs of `_attend_parts` that fill a GPU of 132 multiprocessors twice. A constant: the number
 of parts decides bits, which should not differ between GPUs."""
 MOST_PARTS = 256
-FUSED_PARTS = 32
-"""Up to which one launch merges and multiplies, for a single token."""
-SUMMED = 8192
-"""Elements of parts that a program of `_sum` holds."""
 LOG2_E = 1.4426950408889634
 SMALLEST = tl.constexpr(-1e30)
 """Below every score, and finite: a row that sees nothing of a part has no NaN."""
-
-
-class Config(NamedTuple):
-    """How `_attend_parts` is cut into programs."""
-
-    tokens: int
-    """Entries per tile; a page holds whole tiles."""
-    columns: int
-    """Query rows per program."""
-    warps: int
-    stages: int
-    """Tiles in flight."""
-    parts: int
-    """Most parts of a row."""
-    least: int
-    """Tiles that a part has at least."""
 
 
 def choose(dtype: torch.dtype, rows: int, queries: int, capacity: int, page_size: int) -> Config:
@@ -83,7 +69,7 @@ def mla_decode(
     parts = attend(
         query, pages, block_table, context_lens, page_scale, w_v.shape[2], width, scale, config
     )
-    where = _Where(context_lens, width, room * page_size, config)
+    where = Where(context_lens, width, room * page_size, config)
     return merge(*parts, where, w_v, gate, query.dtype, choose_merge(len(query), config.parts))
 
 
@@ -132,12 +118,6 @@ def attend(
     return mixed, weight
 
 
-@triton.jit
-def _live_parts(tiles, parts, LEAST: tl.constexpr):
-    """How many of a row's parts have tiles."""
-    return tl.minimum(parts, tl.cdiv(tiles, LEAST))
-
-
 @triton.jit(do_not_specialize=["queries", "heads", "width", "room"])
 def _attend_parts(
     query,  # [R, queries, L + D] act
@@ -168,7 +148,7 @@ def _attend_parts(
     context = tl.minimum(tl.load(context_lens + row), room * PAGE - width).to(tl.int32)
     length = context + width
     tiles = tl.cdiv(length, TOKENS)
-    live = _live_parts(tiles, parts, LEAST)
+    live = live_parts(tiles, parts, LEAST)
     if part >= live:
         return
     share = tiles // live
@@ -231,204 +211,3 @@ def _attend_parts(
     here = (row * parts + part) * queries + n
     tl.store(weight + here, most + tl.log2(whole), mask=n < queries)
     tl.store(mixed + here[:, None] * L + lanes, mix, mask=real)
-
-
-class Merge(NamedTuple):
-    """How the parts of `_attend_parts` are merged and multiplied with w_v."""
-
-    fused: bool
-    """Whether each program of `_values` merges what it needs, or `_sum` has merged it."""
-    tokens: int
-    """Tokens per program of `_values`."""
-    rows: int
-    """Rows of w_v per program."""
-    warps: int
-
-
-def choose_merge(tokens: int, parts: int) -> Merge:
-    """The configuration for `tokens` tokens of at most `parts` parts."""
-    if tokens > 1:
-        return Merge(False, 16, 32, 4)
-    fused = parts <= FUSED_PARTS
-    return Merge(fused, 1, 8 if fused else 16, 4)
-
-
-class _Where(NamedTuple):
-    """What says which parts a row has."""
-
-    context_lens: torch.Tensor
-    width: int
-    capacity: int
-    config: Config
-
-
-def merge(
-    mixed: torch.Tensor,
-    weight: torch.Tensor,
-    where: _Where,
-    w_v: torch.Tensor,
-    gate: torch.Tensor | None,
-    dtype: torch.dtype,
-    config: Merge,
-) -> torch.Tensor:
-    """The outputs [R * width, H * V] from what `attend` returns."""
-    (heads, values, rank), width = w_v.shape, where.width
-    tokens = mixed.shape[0] * width
-    parts = mixed.shape[1]
-    latent = mixed.new_empty(tokens, heads, rank, dtype=dtype)
-    out = mixed.new_empty(tokens, heads * values, dtype=dtype)
-    sizes = (tokens, heads, width, parts, where.capacity)
-    every = max(triton.next_power_of_2(parts), 16)
-    options = {
-        "PARTS": every,
-        "TOKENS": where.config.tokens,
-        "LEAST": where.config.least,
-        "L": rank,
-        "launch_pdl": True,
-    }
-    if not config.fused:
-        lanes = min(max(SUMMED // every, 16), 128, rank)
-        grid = (rank // lanes, heads, tokens)
-        _sum[grid](
-            mixed, weight, where.context_lens, latent, *sizes, LANES=lanes, num_warps=4, **options
-        )
-    rows = min(config.rows, triton.next_power_of_2(values))
-    grid = (triton.cdiv(values, rows), heads, triton.cdiv(tokens, config.tokens))
-    _values[grid](
-        mixed,
-        weight,
-        where.context_lens,
-        latent,
-        w_v,
-        gate,
-        out,
-        *sizes,
-        *w_v.stride(),
-        0 if gate is None else gate.stride(0),
-        V=values,
-        ROWS=rows,
-        BATCH=config.tokens,
-        FUSED=config.fused,
-        num_warps=config.warps,
-        **options,
-    )
-    return out
-
-
-@triton.jit
-def _live(context_lens, token, width, parts, capacity, TOKENS: tl.constexpr, LEAST: tl.constexpr):
-    """How many parts the row of a token has."""
-    context = tl.minimum(tl.load(context_lens + token // width), capacity - width)
-    return _live_parts(tl.cdiv(context.to(tl.int32) + width, TOKENS), parts, LEAST)
-
-
-@triton.jit
-def _mixture(
-    mixed,  # [R, parts, queries, L] f32
-    weight,  # [R, parts, queries] f32
-    token,
-    head,
-    lanes,
-    live,
-    heads,
-    width,
-    parts,
-    PARTS: tl.constexpr,
-    L: tl.constexpr,
-):
-    """The mixed latents of a token's head, in fp32. All parts are read at once."""
-    queries = width * heads
-    part = tl.arange(0, PARTS)
-    row = (token // width).to(tl.int64)
-    here = (row * parts + part) * queries + token % width * heads + head
-    inside = part < live
-    logs = tl.load(weight + here, mask=inside, other=float("-inf"))
-    rows = tl.load(mixed + here[:, None] * L + lanes[None, :], mask=inside[:, None], other=0.0)
-    shares = tl.exp2(logs - tl.max(logs, 0))
-    return tl.sum(rows * (shares / tl.sum(shares, 0))[:, None], 0)
-
-
-@triton.jit(do_not_specialize=["tokens", "heads", "width", "parts", "capacity"])
-def _sum(
-    mixed,
-    weight,
-    context_lens,
-    latent,  # [T, H, L] act
-    tokens,
-    heads,
-    width,
-    parts,
-    capacity,
-    PARTS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    LEAST: tl.constexpr,
-    L: tl.constexpr,
-    LANES: tl.constexpr,
-):
-    lanes = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    head = tl.program_id(1)
-    token = tl.program_id(2)
-    cuda.gdc_launch_dependents()
-    live = _live(context_lens, token, width, parts, capacity, TOKENS, LEAST)
-    cuda.gdc_wait()
-    mix = _mixture(mixed, weight, token, head, lanes, live, heads, width, parts, PARTS, L)
-    here = latent + (token.to(tl.int64) * heads + head) * L + lanes
-    tl.store(here, mix.to(latent.dtype.element_ty))
-
-
-@triton.jit(do_not_specialize=["tokens", "heads", "width", "parts", "capacity"])
-def _values(
-    mixed,
-    weight,
-    context_lens,
-    latent,  # [T, H, L] act
-    w_v,  # [H, V, L] act, strided
-    gate,  # [T, H * V] act, rows gate_stride apart, or None
-    out,  # [T, H * V] act
-    tokens,
-    heads,
-    width,
-    parts,
-    capacity,
-    head_stride,
-    value_stride,
-    lane_stride,
-    gate_stride,
-    PARTS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    LEAST: tl.constexpr,
-    L: tl.constexpr,
-    V: tl.constexpr,
-    ROWS: tl.constexpr,
-    BATCH: tl.constexpr,
-    FUSED: tl.constexpr,
-):
-    value = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    head = tl.program_id(1)
-    token = tl.program_id(2) * BATCH + tl.arange(0, BATCH)
-    lanes = tl.arange(0, L)
-    cuda.gdc_launch_dependents()
-    here = w_v + head.to(tl.int64) * head_stride + value[:, None] * value_stride
-    w = tl.load(here + lanes[None, :] * lane_stride, mask=(value < V)[:, None], other=0.0)
-    real = (token < tokens)[:, None] & (value < V)[None, :]
-    column = head * V + value
-    one = tl.program_id(2)
-    live = _live(context_lens, one, width, parts, capacity, TOKENS, LEAST) if FUSED else 0
-    cuda.gdc_wait()  # w_v is a constant and lengths are a step's inputs; the rest is earlier work's
-    if gate is not None:
-        at = gate + token.to(tl.int64)[:, None] * gate_stride + column[None, :]
-        by = tl.load(at, mask=real, other=0.0)
-    if FUSED:
-        mix = _mixture(mixed, weight, one, head, lanes, live, heads, width, parts, PARTS, L)
-        mix = mix[None, :].to(w.dtype)
-    else:
-        there = latent + (token.to(tl.int64) * heads + head)[:, None] * L + lanes[None, :]
-        mix = tl.load(there, mask=(token < tokens)[:, None], other=0.0)  # [BATCH, L]
-    if BATCH == 1:
-        o = tl.sum(w.to(tl.float32) * mix.to(tl.float32), 1)[None, :]
-    else:
-        o = tl.dot(mix, tl.trans(w), input_precision="ieee")
-    o = o.to(w.dtype)
-    if gate is not None:
-        o = (o.to(tl.float32) * by.to(tl.float32)).to(w.dtype)
-    tl.store(out + token.to(tl.int64)[:, None] * (heads * V) + column[None, :], o, mask=real)

@@ -15,6 +15,7 @@ from tercel.ops.attention.mla_decode.contract import CONTRACT
     reference(naive.mla_decode),
     portable(gathered.mla_decode),
     ordered(by_head.mla_decode),
+    kernel("gluon", naive.mla_decode, admits=whole_tiles),
     kernel("triton", naive.mla_decode, admits=whole_tiles),
 )
 def mla_decode(
@@ -36,7 +37,8 @@ def mla_decode(
         pages: [PAGES, PS, E] in the dtype of query, or e4m3; the rows' own tokens included.
         block_table: [R, PG] int64 page ids; 0 past a row's end.
         context_lens: [R] int64 entries before this step; token i of row r sees
-            context_lens[r] + i + 1.
+            context_lens[r] + i + 1. Entries before context_lens[r] are read before the wait for
+            the previous launch, as the lengths and the table are.
         w_v: [H, V, L] in the dtype of query, any strides: the value rows of kv_b.
         gate: [R * width, H * V] in the dtype of query, after the sigmoid; None: no gate.
         width: tokens per row.

@@ -15,7 +15,7 @@ from tercel.ops.attention.mla_decode.reference import mla_decode as naive
 from tests.interpreter import INTERPRETED, REASON
 from tests.poison import poisoned_memory
 
-CELL, DRAFTS, SMALL, FP8, WIDE = CONTRACT.cells
+CELL, DRAFTS, ENDS, CODED_ENDS, SMALL, FP8, WIDE = CONTRACT.cells
 PORTABLE = mla_decode.portable.name
 
 
@@ -179,10 +179,11 @@ class TestTriton:
     @pytest.mark.parametrize("parts", [1, 3, 40])
     @pytest.mark.parametrize("fused", [False, True])
     def test_any_number_of_parts(self, monkeypatch, parts, fused):
+        from tercel.ops._lib import kernel_latent_merge
         from tercel.ops.attention.mla_decode import kernel_triton as module
 
-        config = module.Config(16, 8, 4, 1, parts, 2)
-        merge = module.Merge(fused, 1, 8, 4)
+        config = kernel_latent_merge.Config(16, 8, 4, 1, parts, 2)
+        merge = kernel_latent_merge.Merge(fused, 1, 8, 4)
         monkeypatch.setattr(module, "choose", lambda *_: config)
         monkeypatch.setattr(module, "choose_merge", lambda *_: merge)
         check_cell(mla_decode, SMALL, "triton")
@@ -235,3 +236,31 @@ class TestTriton:
 
         monkeypatch.setattr(module, "attend", broken)
         check_control(mla_decode, SMALL, module.mla_decode)
+
+    @pytest.mark.parametrize(
+        ("changes", "served"),
+        [
+            ({}, True),
+            ({"fp8": True}, True),
+            ({"H": 4, "width": 2}, True),
+            ({"width": 2}, False),
+            ({"PS": 16, "PAGES": 40}, False),
+            ({"E": 528}, False),
+        ],
+        ids=["bf16", "fp8", "two tokens", "twelve queries", "small pages", "turned part"],
+    )
+    def test_what_gluon_serves(self, changes, served):
+        """In tiles that a page holds whole, and no more parts than tiles."""
+        from tercel.ops.attention.mla_decode.kernel_gluon import choose
+
+        cell = Cell("", **{**ENDS.sizes, **changes})
+        a = draw(mla_decode, cell, dtype=torch.bfloat16)
+        rows, room = a["block_table"].shape
+        config = choose(a["query"], a["pages"], rows, room, cell["L"], cell["width"])
+        assert (config is not None) == served
+        if config is not None:
+            tiles = room * cell["PS"] // config.tokens
+            assert cell["PS"] % config.tokens == 0 and 1 <= config.parts <= tiles
+
+    def test_gluon_leaves_the_rest_to_triton(self):
+        check_cell(mla_decode, SMALL, "gluon")

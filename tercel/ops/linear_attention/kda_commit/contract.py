@@ -88,6 +88,7 @@ CONTRACT = Contract(
     },
     hazards=(
         Hazard("aliasing", "two rows with one slot race; nothing raises", ("slots",)),
+        Hazard("early_read", "read before the wait", ("slots", "pending")),
         Hazard("call_order", "pending must be zero for the slot's next step; nothing raises"),
     ),
 )

@@ -1,9 +1,9 @@
-"""linear_attention/kda_commit, one program per row, head and tile of value channels: accepted
-records are folded into its tile of the state; the first tile's program also moves the head's window
-on by as many rows. Slots with nothing pending, and the sink, are not touched.
+"""linear_attention/kda_commit, one program per row, head and tile of value channels, which folds
+accepted records into its tile of the state, and one per row and head that moves the window on by as
+many rows. Slots with nothing pending, and the sink, are not touched.
 
-The records of drafts that were not accepted are loaded and not used, so that no load waits for the
-arithmetic of the draft before it.
+The loads of records run two drafts ahead of their arithmetic. A call of few programs asks for all
+that it will read before the wait for the previous launch.
 """
 
 import torch
@@ -11,10 +11,22 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kernel_kda import delta_rule, head_channels, load_keys, load_tile, store_tile
+from tercel.ops._lib.kda import Tiles, choose_tiles
+from tercel.ops._lib.kernel_kda import (
+    delta_rule,
+    head_channels,
+    load_keys,
+    load_tile,
+    prefetch_window,
+    store_tile,
+)
+from tercel.ops._lib.kernel_prefetch import prefetch
 
-TILE, PARTS, WARPS = 32, 2, 4
-"""Value channels of a program, parts of the keys that a thread holds, warps of a program."""
+TILES: tuple[tuple[int, Tiles], ...] = (
+    (16, Tiles(tile=16, parts=2, warps=4, prefetch=True)),
+    (1 << 30, Tiles(tile=32, parts=4, warps=4, prefetch=True)),
+)
+"""By the most rows times heads, measured on an H200."""
 
 
 def kda_commit(
@@ -28,11 +40,11 @@ def kda_commit(
     pending: torch.Tensor,
 ) -> None:
     _, heads, v_dim, k_dim = recurrent.shape
-    drafts = draft_k.shape[1]
+    rows, drafts = slots.shape[0], draft_k.shape[1]
     if drafts == 0:
         return
-    past, tile = conv.shape[1] - drafts, min(TILE, v_dim)
-    _commit[(v_dim // tile, heads, slots.shape[0])](
+    tiles, past = choose_tiles(TILES, rows * heads, v_dim), conv.shape[1] - drafts
+    _commit[(1 + v_dim // tiles.tile, heads, rows)](
         conv,
         recurrent,
         draft_k,
@@ -48,21 +60,26 @@ def kda_commit(
         D=drafts,
         PAST=past,
         ROWS=triton.next_power_of_2(past),
-        TILE=tile,
-        PARTS=PARTS,
-        num_warps=WARPS,
+        TILE=tiles.tile,
+        PARTS=tiles.parts,
+        PREFETCH=tiles.prefetch,
+        num_warps=tiles.warps,
         launch_pdl=True,
     )
 
 
 @triton.jit
-def _move_window(window, rows, channel, accepted, C, PAST: tl.constexpr):
-    """Rows accepted .. accepted + PAST - 1 become rows 0 .. PAST - 1."""
-    here = window + rows[:, None] * C + channel[None, :]
-    is_row = (rows < PAST)[:, None]
-    kept = tl.load(here + accepted * C, mask=is_row, other=0.0)
+def _move_window(window, own, accepted, C, PAST: tl.constexpr, ROWS: tl.constexpr):
+    """Rows accepted .. accepted + PAST - 1 of a head become rows 0 .. PAST - 1."""
+    rows = tl.arange(0, ROWS)[:, None]
+    kept = ()
+    for part in tl.static_range(3):
+        here = window + (accepted + rows) * C + own[part][None, :]
+        kept = kept + (tl.load(here, mask=rows < PAST, other=0.0),)  # noqa: RUF005
     tl.debug_barrier()  # every thread has its rows before any is replaced
-    tl.store(here, kept, mask=is_row)
+    for part in tl.static_range(3):
+        there = window + rows * C + own[part][None, :]
+        tl.store(there, kept[part], mask=rows < PAST)
 
 
 @triton.jit
@@ -84,40 +101,48 @@ def _commit(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     C = H * (2 * K + V)
-    tile_index = tl.program_id(0)
+    part = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.program_id(2)
+    moves_window = part == 0
+    first_value = (part - 1) * TILE
     cuda.gdc_launch_dependents()
-    cuda.gdc_wait()
     slot = tl.load(slots + row)
     accepted = tl.load(pending + row)
+    window = conv + slot * window_stride
+    state = recurrent + (slot * H + head) * (V * K) + first_value * K
+    first_record = slot * D * H + head
+    if PREFETCH:
+        if moves_window:
+            prefetch_window(window, head, H, K, V, C, PAST + D)
+            for draft in tl.static_range(D):
+                record = first_record + draft * H
+                prefetch(draft_k + record * K, K)
+                prefetch(draft_g + record * K, K)
+                prefetch(draft_v + record * V, V)
+                prefetch(draft_beta + record, 1)
+        else:
+            prefetch(state, TILE * K)
+    cuda.gdc_wait()
     if (slot == 0) | (accepted == 0):
         return
+    if moves_window:
+        _move_window(window, head_channels(head, H, K, V), accepted, C, PAST, ROWS)
+        return
 
-    if tile_index == 0:
-        rows = tl.arange(0, ROWS)
-        window = conv + slot * window_stride
-        q_channel, k_channel, v_channel = head_channels(head, H, K, V)
-        _move_window(window, rows, q_channel, accepted, C, PAST)
-        _move_window(window, rows, k_channel, accepted, C, PAST)
-        _move_window(window, rows, v_channel, accepted, C, PAST)
-
-    values = tile_index * TILE + tl.arange(0, TILE)
-    state = recurrent + (slot * H + head) * (V * K) + tile_index * (TILE * K)
+    values = first_value + tl.arange(0, TILE)
     tile = load_tile(state, K, TILE, PARTS)
-    for draft in tl.static_range(D):
-        is_kept = draft < accepted
-        record = (slot * D + draft) * H + head
+    for draft in tl.range(0, accepted, num_stages=3):
+        record = first_record + draft * H
         k = load_keys(draft_k + record * K, K, PARTS)
         g = load_keys(draft_g + record * K, K, PARTS)
-        kept_k = ()
+        v = tl.load(draft_v + record * V + values).to(tl.float32)
+        beta = tl.load(draft_beta + record)
         decay = ()
-        for part in tl.static_range(PARTS):
-            kept_k = kept_k + (tl.where(is_kept, k[part], 0.0),)  # noqa: RUF005
-            decay = decay + (tl.where(is_kept, tl.exp(g[part]), 1.0),)  # noqa: RUF005
-        v = tl.where(is_kept, tl.load(draft_v + record * V + values).to(tl.float32), 0.0)
-        beta = tl.where(is_kept, tl.load(draft_beta + record), 0.0)
-        tile = delta_rule(tile, kept_k, decay, v, beta, PARTS)
+        for here in tl.static_range(PARTS):
+            decay = decay + (tl.exp(g[here]),)  # noqa: RUF005
+        tile = delta_rule(tile, k, decay, v, beta, PARTS)
     store_tile(state, tile, K, TILE, PARTS)

@@ -34,7 +34,8 @@ def kda_commit(
         draft_v: [SLOTS, D, H, V].
         draft_g: [SLOTS, D, H, K] fp32.
         draft_beta: [SLOTS, D, H] fp32.
-        slots: [R] int64.
+        slots: [R] int64. Kernels read them and `pending` before the wait for the previous launch,
+            which must not write them.
         pending: [R] int64 accepted drafts, 0 .. D.
     Raises:
         ContractError: a shape or dtype outside the contract.

@@ -16,6 +16,7 @@ from tercel.ops.linear_attention.kda_commit.reference import kda_commit as naive
 from tests.interpreter import INTERPRETED, REASON
 
 CELL = CONTRACT.cells[0]
+SMALL = Cell("heads that fit a test", R=2, H=1, D=3, SLOTS=4, **SMALL_HEAD)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -54,7 +55,7 @@ IMPLEMENTATIONS = [
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_nothing_pending_changes_no_bit(implementation):
-    a = draw(kda_commit, CELL, dtype=torch.float32)
+    a = draw(kda_commit, SMALL, dtype=torch.float32)
     a["pending"].zero_()
     before = {name: value.clone() for name, value in a.items()}
     kda_commit.using(implementation)(**a)
@@ -79,18 +80,22 @@ def test_control_window_left_behind():
 
 @pytest.mark.skipif(not INTERPRETED, reason=REASON)
 class TestTriton:
-    CELL = Cell("heads that fit a test", R=3, H=2, D=5, SLOTS=5, **SMALL_HEAD)
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize("cell", [CELL, CONTRACT.cells[2]], ids=str)
+    @pytest.mark.parametrize("cell", [SMALL, CONTRACT.cells[2]], ids=str)
     def test_cells(self, cell, dtype):
         check_cell(kda_commit, cell, "triton", dtype=dtype)
 
+    def test_tiles_of_many_programs(self, monkeypatch):
+        from tercel.ops.linear_attention.kda_commit import kernel_triton
+
+        monkeypatch.setattr(kernel_triton, "TILES", kernel_triton.TILES[-1:])
+        check_cell(kda_commit, SMALL, "triton", dtype=torch.bfloat16)
+
     def test_replay(self):
-        check_replay(kda_commit, self.CELL, "triton")
+        check_replay(kda_commit, SMALL, "triton")
 
     def test_control_one_draft_too_few(self):
         def broken(*args, pending, **pools):
             kda_commit.using("triton")(**pools, pending=(pending - 1).clamp(min=0))
 
-        check_control(kda_commit, self.CELL, broken)
+        check_control(kda_commit, SMALL, broken)

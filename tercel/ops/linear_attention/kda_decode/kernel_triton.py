@@ -15,19 +15,20 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kda import Tiles, choose_tiles
+from tercel.ops._lib.kda import Tiles, choose_tiles, kernel_numbers, kernel_options
 from tercel.ops._lib.kernel_kda import (
     head_channels,
-    head_taps,
+    head_rows,
     head_token,
-    past_rows,
+    head_weights,
+    move_window,
+    prefetch_window,
     sigmoid,
-    store_rows,
 )
-from tercel.ops.linear_attention.kda_prefill.reference import L2_EPS
+from tercel.ops._lib.kernel_prefetch import prefetch
 
 TILES: tuple[tuple[int, Tiles], ...] = (
-    (132, Tiles(tile=64, parts=4, warps=4)),
+    (132, Tiles(tile=64, parts=4, warps=4, prefetch=True)),
     (264, Tiles(tile=64, parts=2, warps=4)),
     (1 << 30, Tiles(tile=32, parts=2, warps=4)),
 )
@@ -66,8 +67,7 @@ def launch(
     tiles: Tiles,
 ) -> torch.Tensor:
     """One launch with `tiles`, whichever they are."""
-    conv, recurrent = pools
-    _, heads, v_dim, k_dim = recurrent.shape
+    _, heads, v_dim, _ = pools[1].shape
     count = slots.shape[0]
     out = torch.empty(count, heads * v_dim, dtype=rows[0].dtype, device=rows[0].device)
     _decode[(heads, count)](
@@ -76,20 +76,9 @@ def launch(
         *pools,
         slots,
         out,
-        *(x.stride(0) for x in rows),
-        *weights[0].stride(),
-        conv.stride(0),
-        0.0 if lower_bound is None else lower_bound,
-        eps,
-        heads,
-        K=k_dim,
-        V=v_dim,
-        W=weights[0].shape[1],
-        BOUNDED=lower_bound is not None,
-        L2_EPS=L2_EPS,
-        TILE=tiles.tile,
-        PARTS=tiles.parts,
-        num_warps=tiles.warps,
+        *kernel_numbers(rows, weights, pools, lower_bound, eps),
+        **kernel_options(weights, pools, lower_bound, tiles),
+        PREFETCH=tiles.prefetch,
         launch_pdl=True,
     )
     return out
@@ -123,23 +112,27 @@ def _decode(
     V: tl.constexpr,
     W: tl.constexpr,
     BOUNDED: tl.constexpr,
-    L2_EPS: tl.constexpr,
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     C = H * (2 * K + V)
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     value = tl.arange(0, V)
     own = head_channels(head, H, K, V)
-    q_channel, k_channel, v_channel = own
 
     cuda.gdc_launch_dependents()
-    weights = head_taps(conv_weight, own, channel_stride, tap_stride, W)
-    bias = tl.load(dt_bias + q_channel)
-    rate = tl.exp(tl.load(A_log + head))
+    weights, bias, rate = head_weights(
+        conv_weight, A_log, dt_bias, head, own, channel_stride, tap_stride, W
+    )
     gain = tl.load(o_norm + value)
     slot = tl.load(slots + row)
+    state = recurrent + (slot * H + head) * (V * K)
+    window = conv + slot * window_stride
+    if PREFETCH:
+        prefetch(state, V * K)
+        prefetch_window(window, head, H, K, V, C, W - 1)
     cuda.gdc_wait()
 
     out += row * (H * V) + head * V
@@ -147,26 +140,18 @@ def _decode(
         tl.store(out + value, tl.zeros((V,), out.dtype.element_ty))
         return
     # The small loads first: their arithmetic runs while the state arrives.
-    window = conv + slot * window_stride
-    qkv += row * qkv_stride
-    q_rows = past_rows(window, q_channel, C, W) + (tl.load(qkv + q_channel),)  # noqa: RUF005
-    k_rows = past_rows(window, k_channel, C, W) + (tl.load(qkv + k_channel),)  # noqa: RUF005
-    v_rows = past_rows(window, v_channel, C, W) + (tl.load(qkv + v_channel),)  # noqa: RUF005
-    raw_g = tl.load(f + row * f_stride + q_channel)
+    rows = head_rows(window, qkv + row * qkv_stride, own, C, W)
+    raw_g = tl.load(f + row * f_stride + own[0])
     raw_beta = tl.load(b + row * b_stride + head)
     opening = tl.load(gate + row * gate_stride + head * V + value).to(tl.float32)
-    state = recurrent + (slot * H + head) * (V * K)
-    ahead = _load_tile(state, K, TILE, PARTS)
+    ahead = _load_tile(state, K, TILE, PARTS, PREFETCH)
     gain *= sigmoid(opening)
 
     tl.debug_barrier()  # every thread has its rows of the window before any is replaced
-    store_rows(window, q_rows, q_channel, C, W)
-    store_rows(window, k_rows, k_channel, C, W)
-    store_rows(window, v_rows, v_channel, C, W)
+    move_window(window, rows, own, C, W)
 
-    rows = (q_rows, k_rows, v_rows)
     q, k, v, g, beta = head_token(
-        rows, weights, raw_g, raw_beta, rate, bias, lower_bound, L2_EPS, W, BOUNDED
+        rows, weights, raw_g, raw_beta, rate, bias, lower_bound, W, BOUNDED
     )
     values = v.to(tl.float32)
     overlap = tl.sum(q * k)
@@ -181,7 +166,7 @@ def _decode(
     for start in tl.static_range(0, V, TILE):
         tile = ahead * decay
         if start + TILE < V:
-            ahead = _load_tile(state + (start + TILE) * K, K, TILE, PARTS)
+            ahead = _load_tile(state + (start + TILE) * K, K, TILE, PARTS, PREFETCH)
         error = beta * (_slice(values, start, TILE) - _over_keys(tile * k))
         o = _over_keys(tile * q) + error * overlap
         _store_tile(state + start * K, tile + error[None, :, None] * k, K, TILE, PARTS)
@@ -194,10 +179,14 @@ def _decode(
 
 
 @triton.jit
-def _load_tile(state, K: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr):
+def _load_tile(
+    state, K: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, PREFETCH: tl.constexpr
+):
     """[PARTS, TILE, K / PARTS] of a state [V, K]: a thread holds the same keys of every part, which
-    leaves fewer lanes to sum over. The lanes of a warp first share a row, then take rows."""
-    tile = tl.load(state + _tile_offsets(K, TILE, PARTS))
+    leaves fewer lanes to sum over. The lanes of a warp first share a row, then take rows. What
+    comes from memory and not from L2 is of no use there once it is replaced."""
+    policy: tl.constexpr = "" if PREFETCH else "evict_first"
+    tile = tl.load(state + _tile_offsets(K, TILE, PARTS), eviction_policy=policy)
     return tl.reshape(tile, (PARTS, TILE, K // PARTS))
 
 

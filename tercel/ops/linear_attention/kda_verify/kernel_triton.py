@@ -17,19 +17,18 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kda import Tiles, choose_tiles
+from tercel.ops._lib.kda import Tiles, choose_tiles, kernel_numbers, kernel_options
 from tercel.ops._lib.kernel_kda import (
     delta_rule,
     head_channels,
-    head_taps,
     head_token,
+    head_weights,
     load_keys,
     load_tile,
     over_keys,
     sigmoid,
     store_tile,
 )
-from tercel.ops.linear_attention.kda_prefill.reference import L2_EPS
 
 TILES: tuple[tuple[int, Tiles], ...] = (
     (528, Tiles(tile=128, parts=4, warps=8)),
@@ -78,7 +77,7 @@ def launch(
     tiles: Tiles,
 ) -> torch.Tensor:
     """One launch with `tiles`, whichever they are."""
-    conv, recurrent, draft_k = pools[:3]
+    recurrent, draft_k = pools[1:3]
     _, heads, v_dim, k_dim = recurrent.shape
     count, drafts = indices[0].shape[0], draft_k.shape[1]
     out = torch.empty_like(rows[1], memory_format=torch.contiguous_format)
@@ -93,32 +92,30 @@ def launch(
         *indices,
         out,
         scratch,
-        *(x.stride(0) for x in rows),
-        *weights[0].stride(),
-        conv.stride(0),
-        0.0 if lower_bound is None else lower_bound,
-        eps,
-        heads,
-        K=k_dim,
-        V=v_dim,
-        W=weights[0].shape[1],
+        *kernel_numbers(rows, weights, pools, lower_bound, eps),
+        **kernel_options(weights, pools, lower_bound, tiles),
         D=drafts,
         DRAFTS=triton.next_power_of_2(max(drafts, 1)),
         WIDTH=width,
         TOKENS=triton.next_power_of_2(width),
-        BOUNDED=lower_bound is not None,
-        L2_EPS=L2_EPS,
         LINE=line,
-        TILE=tiles.tile,
-        PARTS=tiles.parts,
-        num_warps=tiles.warps,
         launch_pdl=True,
     )
     return out
 
 
 @triton.jit
-def _raw_rows(window, qkv, token, channel, pending, C, qkv_stride, W: tl.constexpr, WIDTH):
+def _head_rows(window, qkv, token, own, pending, C, qkv_stride, W: tl.constexpr, WIDTH):
+    """W raw rows of every token for a head's query, key and value."""
+    return (
+        _rows(window, qkv, token, own[0], pending, C, qkv_stride, W, WIDTH),
+        _rows(window, qkv, token, own[1], pending, C, qkv_stride, W, WIDTH),
+        _rows(window, qkv, token, own[2], pending, C, qkv_stride, W, WIDTH),
+    )
+
+
+@triton.jit
+def _rows(window, qkv, token, channel, pending, C, qkv_stride, W: tl.constexpr, WIDTH):
     """[TOKENS, channels] raw rows for every tap, oldest first: of the window, then of qkv."""
     rows = ()
     for tap in tl.static_range(W):
@@ -131,13 +128,16 @@ def _raw_rows(window, qkv, token, channel, pending, C, qkv_stride, W: tl.constex
 
 
 @triton.jit
-def _move_window(window, rows, token, channel, C, W: tl.constexpr, WIDTH):
+def _move_window(window, rows, token, own, C, W: tl.constexpr, WIDTH):
     """The window ends with the first token; the raw drafts follow it."""
-    for tap in tl.static_range(1, W - 1):
-        there = window + (token + tap - 1)[:, None] * C + channel[None, :]
-        tl.store(there, rows[tap], mask=(token == 0)[:, None] & (channel >= 0)[None, :])
-    there = window + (token + W - 2)[:, None] * C + channel[None, :]
-    tl.store(there, rows[W - 1], mask=(token < WIDTH)[:, None] & (channel >= 0)[None, :])
+    for part in tl.static_range(3):
+        channel = own[part]
+        is_channel = (channel >= 0)[None, :]
+        for tap in tl.static_range(1, W - 1):
+            there = window + (token + tap - 1)[:, None] * C + channel[None, :]
+            tl.store(there, rows[part][tap], mask=(token == 0)[:, None] & is_channel)
+        there = window + (token + W - 2)[:, None] * C + channel[None, :]
+        tl.store(there, rows[part][W - 1], mask=(token < WIDTH)[:, None] & is_channel)
 
 
 @triton.jit
@@ -178,7 +178,6 @@ def _verify(
     WIDTH: tl.constexpr,
     TOKENS: tl.constexpr,
     BOUNDED: tl.constexpr,
-    L2_EPS: tl.constexpr,
     LINE: tl.constexpr,
     TILE: tl.constexpr,
     PARTS: tl.constexpr,
@@ -192,12 +191,11 @@ def _verify(
     token = tl.arange(0, TOKENS)
     is_token = (token < WIDTH)[:, None]
     own = head_channels(head, H, K, V)
-    q_channel, k_channel, v_channel = own
 
     cuda.gdc_launch_dependents()
-    weights = head_taps(conv_weight, own, channel_stride, tap_stride, W)
-    bias = tl.load(dt_bias + q_channel)
-    rate = tl.exp(tl.load(A_log + head))
+    weights, bias, rate = head_weights(
+        conv_weight, A_log, dt_bias, head, own, channel_stride, tap_stride, W
+    )
     slot = tl.load(slots + row)
     cuda.gdc_wait()
 
@@ -231,15 +229,12 @@ def _verify(
 
     window = conv + slot * window_stride
     qkv += first * qkv_stride
-    q_rows = _raw_rows(window, qkv, token, q_channel, accepted, C, qkv_stride, W, WIDTH)
-    k_rows = _raw_rows(window, qkv, token, k_channel, accepted, C, qkv_stride, W, WIDTH)
-    v_rows = _raw_rows(window, qkv, token, v_channel, accepted, C, qkv_stride, W, WIDTH)
-    raw_g = f + (first + token)[:, None] * f_stride + q_channel[None, :]
+    rows = _head_rows(window, qkv, token, own, accepted, C, qkv_stride, W, WIDTH)
+    raw_g = f + (first + token)[:, None] * f_stride + own[0][None, :]
     raw_g = tl.load(raw_g, mask=is_token, other=0.0)
     raw_beta = tl.load(b + (first + token) * b_stride + head, mask=token < WIDTH, other=0.0)
-    rows = (q_rows, k_rows, v_rows)
     q, k, v, g, beta = head_token(
-        rows, weights, raw_g, raw_beta, rate, bias[None, :], lower_bound, L2_EPS, W, BOUNDED
+        rows, weights, raw_g, raw_beta, rate, bias[None, :], lower_bound, W, BOUNDED
     )
     line = scratch + (D + token) * LINE
     by_key = line[:, None] + key[None, :]
@@ -251,9 +246,7 @@ def _verify(
     tl.store(line + OUTPUT + V, beta, mask=token < WIDTH)
 
     tl.debug_barrier()  # the lines are whole; window and records have been read
-    _move_window(window, q_rows, token, q_channel, C, W, WIDTH)
-    _move_window(window, k_rows, token, k_channel, C, W, WIDTH)
-    _move_window(window, v_rows, token, v_channel, C, W, WIDTH)
+    _move_window(window, rows, token, own, C, W, WIDTH)
     if WIDTH > 1:
         is_draft = (token > 0) & (token < WIDTH)
         record = (slot * D + token - 1) * H + head

@@ -22,6 +22,7 @@ from tercel.ops.linear_attention.kda_verify import reference as naive
 from tests.interpreter import INTERPRETED, REASON
 
 CELL, _, SMALL, DECODE = CONTRACT.cells
+ONE = Cell("one head", R=2, width=2, H=1, D=2, SLOTS=4, lower_bound=-5.0, **SMALL_HEAD)
 ROWS = ("qkv", "gate", "f", "b")
 WEIGHTS = ("conv_weight", "A_log", "dt_bias", "o_norm", "lower_bound", "eps")
 POOLS = ("conv", "recurrent", "draft_k", "draft_v", "draft_g", "draft_beta")
@@ -76,17 +77,17 @@ def test_width_one_is_decode():
 
 
 @pytest.mark.parametrize(
-    ("implementation", "seed"),
+    ("implementation", "seed", "heads", "drafts", "tokens"),
     [
-        *itertools.product(["reference", "portable"], range(4)),
-        pytest.param("triton", 0, marks=interpreted),
+        *itertools.product(["reference", "portable"], range(4), [2], [4], [24]),
+        pytest.param("triton", 0, 1, 3, 11, marks=interpreted),
     ],
 )
-def test_any_acceptance_is_decode_token_by_token(implementation, seed):
+def test_any_acceptance_is_decode_token_by_token(implementation, seed, heads, drafts, tokens):
     """Steps of random width of which random prefixes are accepted, rejected drafts being noise,
     give the outputs and, after a commit, the state of decoding the accepted tokens."""
-    drafts, tokens = 4, 24
-    cell = Cell("", R=2, width=1, H=2, K=16, V=32, W=4, D=drafts, SLOTS=4, lower_bound=-5.0)
+    sizes = {"R": 2, "width": 1, "H": heads, "D": drafts, "SLOTS": 4, "lower_bound": -5.0}
+    cell = Cell("", **sizes, **SMALL_HEAD)
     a = draw(kda_verify, cell, dtype=torch.float32, seed=seed)
     weights = {name: a[name] for name in WEIGHTS}
     slots, pools = a["slots"], {name: a[name] for name in POOLS}
@@ -137,8 +138,8 @@ def _decode(rows, weights, pools, slots):
 @pytest.mark.parametrize("implementation", ["portable", TRITON])
 def test_rejected_drafts_leave_no_trace(implementation):
     """Other rejected drafts, NaN among them, give the same bits ever after."""
-    first = draw(kda_verify, SMALL, dtype=torch.float32)
-    first["pending"] = torch.tensor([1, 0, 1])
+    first = draw(kda_verify, ONE, dtype=torch.float32)
+    first["pending"] = torch.tensor([1, 0])
     results = []
     for garbage in (0.0, float("nan")):
         a = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in first.items()}
@@ -156,13 +157,13 @@ def test_rejected_drafts_leave_no_trace(implementation):
 @pytest.mark.parametrize("implementation", ["portable", TRITON])
 def test_padding_rows_touch_no_live_slot(implementation):
     run = kda_verify.using(implementation)
-    plain = draw(kda_verify, SMALL, dtype=torch.float32)
+    plain = draw(kda_verify, ONE, dtype=torch.float32)
     for name in POOLS:
         plain[name][0] = 0
     padded = {**plain, **{name: plain[name].clone() for name in POOLS}}
     for name in ROWS:
         padded[name] = torch.cat((plain[name], plain[name].flip(0)))
-    zeros = torch.zeros(3, dtype=torch.int64)
+    zeros = torch.zeros_like(plain["slots"])
     padded["slots"] = torch.cat((plain["slots"], zeros))
     padded["pending"] = torch.cat((plain["pending"], zeros))
     out, expected = run(**padded), run(**plain)
@@ -206,8 +207,6 @@ def test_control_drafts_committed():
 
 @interpreted
 class TestTriton:
-    ONE = Cell("", R=2, width=2, H=1, D=2, SLOTS=4, lower_bound=-5.0, **SMALL_HEAD)
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("cell", [SMALL, DECODE], ids=str)
     def test_cells(self, cell, dtype):
@@ -218,10 +217,10 @@ class TestTriton:
         check_cell(kda_verify, cell, "triton", dtype=torch.bfloat16)
 
     def test_sequence(self):
-        check_sequence(kda_verify, self.ONE, "triton", steps=3)
+        check_sequence(kda_verify, ONE, "triton", steps=3)
 
     def test_replay(self):
-        check_replay(kda_verify, self.ONE, "triton")
+        check_replay(kda_verify, ONE, "triton")
 
     def test_scratch_is_written_before_it_is_read(self, monkeypatch):
         """What torch.empty returns holds NaN."""
@@ -232,7 +231,7 @@ class TestTriton:
 
         from tercel.ops.linear_attention.kda_verify import kernel_triton
 
-        arguments = draw(kda_verify, self.ONE, dtype=torch.float32)
+        arguments = draw(kda_verify, ONE, dtype=torch.float32)
         monkeypatch.setattr(kernel_triton.torch, "empty", poisoned)
         assert kda_verify.using("triton")(**arguments).isfinite().all()
 

@@ -63,8 +63,8 @@ CONTRACT = Contract(
         Hazard(
             "early_read",
             "with ids_early, ids choose weights that are read before the wait for the previous "
-            "launch. That launch must not write them, and must have waited for the one before it "
-            "when it lets this one start",
+            "launch. Their writer must be over: since it a launch must have waited before it let "
+            "the next start",
             ("ids",),
             when="ids_early",
         ),

@@ -19,6 +19,7 @@ from tercel.ops.moe.experts_decode.contract import CONTRACT
         naive.experts_decode,
         pack=expert_tiles.pack,
         packed_bytes=expert_tiles.packed_bytes,
+        triggers_early=False,
     ),
 )
 def experts_decode(

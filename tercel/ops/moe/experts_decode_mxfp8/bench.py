@@ -10,9 +10,9 @@ ALL = {"k": 16, "E": 64, "L": 3584, "I": 192, "mxfp4": True}
 
 BENCH = Bench(
     cells=(
-        Cell("Kimi K3, four slots a token, early", TP4_EP4, T=1, early=True, **FOUR),
+        *(Cell("Kimi K3, four slots, early", TP4_EP4, T=t, early=True, **FOUR) for t in (1, 8)),
         *(Cell("Kimi K3, four slots a token", TP4_EP4, T=t, **FOUR) for t in (1, 8, MAX_TOKENS)),
         *(Cell("Kimi K3, all experts, narrow", TP16, T=t, **ALL) for t in (1, 2, 8)),
     ),
-    goals=(Goal(9.0, T=1, k=4, I=768, early=True), Goal(41.5, T=8, k=4, I=768)),
+    goals=(Goal(9.0, T=1, k=4, I=768, early=True), Goal(41.5, T=8, k=4, I=768, early=True)),
 )

@@ -23,7 +23,7 @@ def experts_decode_mxfp8(
     ids_early: bool = False,
 ) -> torch.Tensor:
     return few_tokens(
-        Rows(codes, scale),
+        Rows(codes, scale, "mxfp8"),
         Slots(ids, weights, first_expert),
         (w13, w13_scale, w2, w2_scale),
         Activation(activation, beta, linear_beta),

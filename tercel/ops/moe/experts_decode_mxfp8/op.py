@@ -18,6 +18,7 @@ from tercel.ops.moe.experts_decode_mxfp8.contract import CONTRACT
         naive.experts_decode_mxfp8,
         pack=expert_tiles.pack_mxfp4,
         packed_bytes=expert_tiles.packed_bytes,
+        triggers_early=False,
     ),
 )
 def experts_decode_mxfp8(

@@ -17,6 +17,7 @@ from tercel.contract.check import (
 )
 from tercel.core import mxfp8
 from tercel.errors import CheckFailed
+from tercel.ops._lib import expert_tiles
 from tercel.ops.moe.experts_decode_mxfp8 import CONTRACT, experts_decode_mxfp8
 from tercel.ops.moe.route_quantize import route_quantize
 from tests.interpreter import INTERPRETED, REASON
@@ -24,7 +25,7 @@ from tests.interpreter import INTERPRETED, REASON
 ONE, BATCH = CONTRACT.cells[:2]
 SMALL = (
     Cell("one warp a tile, local range", T=2, k=3, E=4, L=64, I=32, total=8, first=2, mxfp4=True),
-    Cell("two warps a tile, padded groups", T=1, k=1, E=1, L=32, I=480, mxfp4=True),
+    Cell("many tokens, local range", T=3, k=2, E=1, L=32, I=32, total=3, first=1, mxfp4=True),
     Cell("SiLU", T=1, k=2, E=2, L=96, I=64, activation="silu", mxfp4=True),
 )
 TINY = Cell("two rows", T=2, k=1, E=2, L=32, I=32, mxfp4=True)
@@ -43,6 +44,32 @@ def test_cells(cell, implementation):
 @pytest.mark.parametrize("cell", SMALL, ids=lambda cell: cell.why)
 def test_cells_of_the_kernel(cell):
     check_cell(experts_decode_mxfp8, cell, "triton")
+
+
+@TRITON
+def test_two_warps_a_tile_and_padded_groups(monkeypatch):
+    """As with experts of more than 14 groups, at three."""
+    monkeypatch.setattr(expert_tiles, "GROUPS_PER_WARP", 2)
+    cell = Cell("three groups", T=1, k=1, E=1, L=32, I=96, mxfp4=True)
+    check_cell(experts_decode_mxfp8, cell, "triton")
+
+
+@TRITON
+def test_launches_of_their_own_change_no_bit():
+    from tercel.ops._lib import kernel_experts as kernels
+
+    chosen = experts_decode_mxfp8.implementation("triton")
+    drawn = draw(experts_decode_mxfp8, TINY, dtype=torch.float32)
+    arguments = packed(experts_decode_mxfp8, chosen, drawn, torch.float32)
+    names = ("activation", "beta", "linear_beta")
+    actual = kernels.few_tokens(
+        kernels.Rows(arguments["codes"], arguments["scale"], "mxfp8"),
+        kernels.Slots(arguments["ids"], arguments["weights"], arguments["first_expert"]),
+        tuple(arguments[name] for name in experts_decode_mxfp8.contract.weights),
+        kernels.Activation(*(arguments[name] for name in names)),
+        config=kernels.Config(turns=1, registers=None, apart=True),
+    )
+    assert torch.equal(actual, chosen.run(**arguments))
 
 
 @pytest.mark.parametrize(

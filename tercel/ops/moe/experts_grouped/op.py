@@ -10,15 +10,19 @@ from tercel.ops.moe.experts_grouped import portable as fast
 from tercel.ops.moe.experts_grouped import reference as naive
 from tercel.ops.moe.experts_grouped.contract import CONTRACT
 
-PACKED = {"pack": expert_tiles.pack, "packed_bytes": expert_tiles.packed_bytes}
+OPTIONS = {
+    "pack": expert_tiles.pack,
+    "packed_bytes": expert_tiles.packed_bytes,
+    "triggers_early": False,
+}
 
 
 @operation(
     CONTRACT,
     reference(naive.experts_grouped),
     portable(fast.experts_grouped, pack=pack),
-    kernel("gluon", naive.experts_grouped, archs=frozenset({Arch.SM_90}), **PACKED),
-    kernel("triton", naive.experts_grouped, **PACKED),
+    kernel("gluon", naive.experts_grouped, archs=frozenset({Arch.SM_90}), **OPTIONS),
+    kernel("triton", naive.experts_grouped, **OPTIONS),
 )
 def experts_grouped(
     z: torch.Tensor,

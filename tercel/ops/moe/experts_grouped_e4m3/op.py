@@ -8,17 +8,18 @@ from tercel.ops._lib import expert_tiles
 from tercel.ops.moe.experts_grouped_e4m3 import reference as naive
 from tercel.ops.moe.experts_grouped_e4m3.contract import CONTRACT
 
-PACKED = {
+OPTIONS = {
     "pack": expert_tiles.pack_for_e4m3,
     "packed_bytes": expert_tiles.packed_bytes_for_e4m3,
+    "triggers_early": False,
 }
 
 
 @operation(
     CONTRACT,
     reference(naive.experts_grouped_e4m3),
-    kernel("gluon", naive.experts_grouped_e4m3, archs=frozenset({Arch.SM_90}), **PACKED),
-    kernel("triton", naive.experts_grouped_e4m3, **PACKED),
+    kernel("gluon", naive.experts_grouped_e4m3, archs=frozenset({Arch.SM_90}), **OPTIONS),
+    kernel("triton", naive.experts_grouped_e4m3, **OPTIONS),
 )
 def experts_grouped_e4m3(
     z: torch.Tensor,

@@ -16,6 +16,7 @@ from tercel.ops.moe.experts_stream.contract import CONTRACT
         naive.experts_stream,
         pack=expert_tiles.pack,
         packed_bytes=expert_tiles.packed_bytes,
+        triggers_early=False,
     ),
 )
 def experts_stream(

@@ -7,7 +7,7 @@ from tercel.ops.moe.route import reference as naive
 from tercel.ops.moe.route.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.route), kernel("triton", naive.route))
+@operation(CONTRACT, reference(naive.route), kernel("triton", naive.route, triggers_early=False))
 def route(
     logits: torch.Tensor, bias: torch.Tensor, *, top_k: int, scaling: float, renormalize: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,7 +7,11 @@ from tercel.ops.moe.route_quantize import reference as naive
 from tercel.ops.moe.route_quantize.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.route_quantize), kernel("triton", naive.route_quantize))
+@operation(
+    CONTRACT,
+    reference(naive.route_quantize),
+    kernel("triton", naive.route_quantize, triggers_early=False),
+)
 def route_quantize(
     logits: torch.Tensor, bias: torch.Tensor, z: torch.Tensor, *, top_k: int, scaling: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

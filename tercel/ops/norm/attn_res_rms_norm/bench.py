@@ -8,6 +8,7 @@ import torch
 from tercel.contract import Cell
 from tercel.contract.bench import Bench, Goal
 from tercel.contract.timing import Work
+from tercel.ops._lib.fla_tuning import narrow_tuning
 from tercel.ops.norm.attn_res_rms_norm.portable import attn_res_rms_norm
 
 LAYOUTS = ("tp16_moetp4ep4", "tp16_moetp16ep1", "tp8_pp2")
@@ -25,6 +26,7 @@ def fla(
     """The same in one kernel, without the mixture."""
     from fla.ops.attnres import fused_attnres
 
+    narrow_tuning()
     rows = [*bank, prefix]
     call = partial(fused_attnres, res_proj, rows, res_norm, weight, rms_eps=eps)
     return torch.no_grad()(call)

@@ -32,6 +32,9 @@ from tercel.core.group import SingleGroup
 from tercel.errors import ContractError
 from tercel.ops._lib.distribution import check_parameters
 
+MEETINGS = 4
+"""Counters per request: what any number of its programs needs."""
+
 
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     """Drafts are drawn from the target's logits with an error; `certain` ones lack their own."""
@@ -42,7 +45,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     error = make.normal(requests, slots, vocabulary, scale=0.1 if kind == "greedy" else 0.7)
     proposals = logits[:, :-1] + error.float()
     temperature = make.uniform(requests, low=0.5, high=1.5, dtype="f32")
-    temperature[::3] = 0.0
+    temperature[1::3] = 0.0
     if kind == "greedy":
         temperature.zero_()
     heat = temperature.clamp_min(1e-3)[:, None, None]
@@ -62,7 +65,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "rule": cell["rule"],
         "filtered": filtered,
         "greedy": kind == "greedy",
-        "counters": make.integers(2 * requests, low=0, high=1, dtype="i32"),
+        "counters": make.integers(MEETINGS * requests, low=0, high=1, dtype="i32"),
     }
 
 

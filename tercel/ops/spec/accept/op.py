@@ -46,7 +46,7 @@ def accept(
         filtered: whether any request has top_k, top_p or min_p; False skips the sort.
         greedy: whether every temperature is 0; True exchanges one pair per row, not the logits.
         counters: [COUNTERS] i32 zeros, left zero, that no other call uses meanwhile: kernels take
-            one launch with 2 R of them or more; None: several launches.
+            one launch, after the filters' own, with MEETINGS per request; None, or fewer: several.
     Returns:
         (tokens [R, G + 1] i64: the kept drafts, then the token after them in every place left, so
         that the last column is the next anchor; accepted [R] i64 kept drafts, 0 .. G; finite [R]

@@ -306,7 +306,13 @@ class TestTriton:
 
     @pytest.mark.parametrize(
         ("kind", "rule"),
-        [("greedy", "token"), ("drawn", "match"), ("drawn", "token"), ("certain", "block")],
+        [
+            ("greedy", "token"),
+            ("drawn", "match"),
+            ("drawn", "token"),
+            ("certain", "block"),
+            ("filtered", "block"),
+        ],
     )
     def test_cells(self, kind, rule):
         cell = Cell("few ids", **FEW, kind=kind, rule=rule, ragged=True)
@@ -317,10 +323,11 @@ class TestTriton:
     )
     def test_parts(self, kind, rule, monkeypatch):
         """Three programs per request, of a tile or two each."""
-        from tercel.ops.spec.accept import kernel_triton
+        from tercel.ops.spec.accept.stages import kernel_drawn, kernel_greedy
 
-        for name, value in {"SMALL": 64, "TILE": 32, "PROGRAMS": 6}.items():
-            monkeypatch.setattr(kernel_triton, name, value)
+        monkeypatch.setattr(kernel_greedy, "BLOCK", 64)
+        for name, value in {"TILE": 32, "PROGRAMS": 2}.items():
+            monkeypatch.setattr(kernel_drawn, name, value)
         cell = Cell("in parts", **{**FEW, "R": 2}, kind=kind, rule=rule)
         check_cell(accept, cell, "triton")
 
@@ -331,9 +338,9 @@ class TestTriton:
     def test_control_numbers_of_another_stream(self, name, monkeypatch):
         import triton.language as tl
 
-        from tercel.ops.spec.accept import kernel_triton
+        from tercel.ops.spec.accept.stages import kernel_rejection
 
-        monkeypatch.setattr(kernel_triton, name, tl.constexpr(1 << 20))
+        monkeypatch.setattr(kernel_rejection, name, tl.constexpr(1 << 20))
         with pytest.raises(CheckFailed):
             for seed in range(6):
                 check_cell(accept, FEW_DRAWN, "triton", seed=seed)

@@ -26,6 +26,7 @@ def context_kv(
     eps: float,
     rope_scale: float,
     interleaved: bool,
+    counters: torch.Tensor | None = None,
 ) -> None:
     """Writes the keys and values of context tokens into the pages of all layers.
 
@@ -40,6 +41,8 @@ def context_kv(
         slot_mapping: [T] i64, page * PS + offset; page 0 is the sink of padded tokens.
         eps: of the norm of keys.
         rope_scale, interleaved: as of qk_norm_rope.
+        counters: [COUNTERS] i32 zeros, left zero, that no other call uses meanwhile: with one for
+            each of L * 2 * KV heads and 8 tokens a kernel may divide N among programs.
     Raises:
         ContractError: a shape or dtype outside the contract.
     Wrong, silently:

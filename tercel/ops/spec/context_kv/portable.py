@@ -18,6 +18,7 @@ def context_kv(
     eps: float,
     rope_scale: float,
     interleaved: bool,
+    counters: torch.Tensor | None = None,
 ) -> None:
     layers, _, _, _, kv_heads, dim = pages.shape
     kv = torch.nn.functional.linear(x, weight).view(-1, layers, 2, kv_heads, dim)

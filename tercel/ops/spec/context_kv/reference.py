@@ -17,6 +17,7 @@ def context_kv(
     eps: float,
     rope_scale: float,
     interleaved: bool,
+    counters: torch.Tensor | None = None,
 ) -> None:
     for layer, rows in enumerate(weight.chunk(pages.shape[0])):
         kv = (x @ rows.T).view(x.shape[0], *pages.shape[3:])

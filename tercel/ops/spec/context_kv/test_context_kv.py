@@ -15,7 +15,7 @@ from tercel.ops.spec.context_kv import CONTRACT, context_kv
 from tercel.ops.spec.context_kv.reference import context_kv as naive
 from tests.interpreter import INTERPRETED, REASON
 
-NANO, PREFILL, K3, PAIRS = CONTRACT.cells
+NANO, PREFILL, DIVIDED, K3, PAIRS = CONTRACT.cells
 PORTABLE = context_kv.portable.name
 
 
@@ -142,12 +142,12 @@ def test_control_values_normed_as_keys():
 @pytest.mark.skipif(not INTERPRETED, reason=REASON)
 class TestTriton:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-    @pytest.mark.parametrize("cell", [NANO, PREFILL, PAIRS], ids=str)
+    @pytest.mark.parametrize("cell", [PREFILL, DIVIDED, PAIRS], ids=str)
     def test_cells(self, cell, dtype):
         check_cell(context_kv, cell, "triton", dtype=dtype)
 
     def test_sequence(self):
-        check_sequence(context_kv, PAIRS, "triton", steps=4)
+        check_sequence(context_kv, DIVIDED, "triton", steps=3)
 
     def test_replay(self):
-        check_replay(context_kv, NANO, "triton", dtype=torch.bfloat16)
+        check_replay(context_kv, DIVIDED, "triton", dtype=torch.bfloat16)

@@ -94,6 +94,11 @@ CONTRACT = Contract(
         "its size",
     ),
     hazards=(
+        Hazard(
+            "early_read",
+            "weight, norm and frequencies are read before the wait",
+            ("weight", "kv_norm", "inv_freq"),
+        ),
         Hazard("aliasing", "two tokens at one live position race; nothing raises"),
         Hazard("capacity", "positions outside the pool are undefined; nothing raises"),
         Hazard("silent_input", "positions off by one draft badly; nothing raises", ("positions",)),

@@ -1,13 +1,27 @@
 """The public function."""
 
+from collections.abc import Mapping
+
 import torch
 
-from tercel.contract import operation, reference
+from tercel.contract import kernel, operation, reference
 from tercel.ops.spec.context_latent import reference as naive
 from tercel.ops.spec.context_latent.contract import CONTRACT
 
 
-@operation(CONTRACT, reference(naive.context_latent))
+def _refuses(sizes: Mapping[str, int]) -> str | None:
+    """A program holds what turns in registers, pair by pair."""
+    turned = sizes["E"] - sizes["L"]
+    if turned & (turned - 1) == 0:
+        return None
+    return f"E - L={turned}; it turns a power of two of channels"
+
+
+@operation(
+    CONTRACT,
+    reference(naive.context_latent),
+    kernel("triton", naive.context_latent, admits=_refuses),
+)
 def context_latent(
     x: torch.Tensor,
     weight: torch.Tensor,

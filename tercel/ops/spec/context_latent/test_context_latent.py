@@ -13,6 +13,7 @@ from tercel.contract.check import (
 from tercel.ops.attention.mla_query_rope import mla_query_rope
 from tercel.ops.spec.context_latent import CONTRACT, context_latent
 from tercel.ops.spec.context_latent.reference import context_latent as naive
+from tests.interpreter import INTERPRETED, REASON
 
 NANO, _, HALVES = CONTRACT.cells
 PORTABLE = context_latent.portable.name
@@ -97,3 +98,20 @@ CONTROLS = {
 @pytest.mark.parametrize("changes", CONTROLS.values(), ids=CONTROLS)
 def test_control(changes):
     check_control(context_latent, NANO, wrong(**changes))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason=REASON)
+class TestTriton:
+    @pytest.mark.parametrize(
+        ("cell", "dtype"), [(NANO, torch.bfloat16), (HALVES, torch.float32)], ids=str
+    )
+    def test_cells(self, cell, dtype):
+        check_cell(context_latent, cell, "triton", dtype=dtype)
+
+    def test_sequence(self):
+        check_sequence(context_latent, HALVES, "triton", steps=3)
+
+    def test_refuses_channels_that_are_no_power_of_two(self):
+        sizes = {"L": 8, "E": 20}
+        problem = context_latent.implementation("triton").admits(sizes)
+        assert "E - L=12" in problem

@@ -26,11 +26,14 @@ from tercel.contract.contract import InputMaker
 from tercel.core.group import SingleGroup
 from tercel.errors import ContractError
 
+POSTS = 264
+"""Words of a board per request and draft: two for each program of a launch."""
+
 
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     requests, slots, vocabulary, rank = cell["R"], cell["G"], cell["V"], cell["D"]
     temperature = make.uniform(requests, low=0.5, high=1.5, dtype="f32")
-    temperature[::3] = 0.0
+    temperature[1::3] = 0.0
     if cell["greedy"]:
         temperature.zero_()
     return {
@@ -44,7 +47,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
         "group": SingleGroup(),
         "num_drafts": slots,
         "greedy": cell["greedy"],
-        "counters": make.integers(slots, low=0, high=1, dtype="i32"),
+        "board": make.integers(slots * requests * POSTS, low=0, high=1, dtype="i64"),
     }
 
 
@@ -79,7 +82,7 @@ def cost(sizes: Mapping[str, int]) -> Cost:
 CONTRACT = Contract(
     axes={
         "R": "requests",
-        "COUNTERS": "where programs of a launch meet",
+        "BOARD": "words in which programs of a launch meet",
         "V": "vocabulary of this rank",
         "VOCABULARY": "all of it",
         "D": "rank of the Markov head",
@@ -97,7 +100,7 @@ CONTRACT = Contract(
         ),
         "num_drafts": Value(int, "G, drafts of each request"),
         "greedy": Value(bool, "whether every temperature is 0"),
-        "counters": Arg("COUNTERS", "i32", optional=True),
+        "board": Arg("BOARD", "i64", optional=True),
     },
     returns={"tokens": Arg("R num_drafts", "i64"), "logits": Arg("R*num_drafts V", "f32")},
     where=("num_drafts >= 1", "VOCABULARY == V * group.world_size"),
@@ -128,7 +131,7 @@ CONTRACT = Contract(
     hazards=(
         Hazard("silent_input", "greedy=True ignores the temperatures", ("temperature",)),
         Hazard("capacity", "an anchor outside w1 reads what is there; only `valid` raises"),
-        Hazard("aliasing", "two calls at once on the same counters stop the device", ("counters",)),
+        Hazard("aliasing", "two calls at once on the same board stop the device", ("board",)),
         Hazard("launch_order", "ranks that call in different orders exchange the wrong rows"),
     ),
 )

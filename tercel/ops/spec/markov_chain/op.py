@@ -27,7 +27,7 @@ def markov_chain(
     group: Group,
     num_drafts: int,
     greedy: bool = False,
-    counters: torch.Tensor | None = None,
+    board: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The drafts of a block and the logits that they were chosen from.
 
@@ -44,8 +44,8 @@ def markov_chain(
             a pair per request and slot.
         num_drafts: G.
         greedy: whether every temperature is 0; True draws no noise.
-        counters: [COUNTERS] i32 zeros, left zero, that no other call uses meanwhile: kernels take
-            one launch with num_drafts of them or more; None: several launches.
+        board: [BOARD] i64 zeros, left zero, that no other call uses meanwhile: kernels take one
+            launch with POSTS of them per request and draft; None, or fewer: several launches.
     Returns:
         (tokens [R, G] i64, equal on every rank; logits [R * G, V] fp32 of this rank, with the
         bias, before the temperature), newly allocated.

@@ -21,7 +21,7 @@ def markov_chain(
     group: Group,
     num_drafts: int,
     greedy: bool = False,
-    counters: torch.Tensor | None = None,
+    board: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     blocks = base.view(anchors.shape[0], num_drafts, -1)
     noise = None

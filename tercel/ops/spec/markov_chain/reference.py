@@ -20,7 +20,7 @@ def markov_chain(
     group: Group,
     num_drafts: int,
     greedy: bool = False,
-    counters: torch.Tensor | None = None,
+    board: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     whole = group.all_gather(base, dim=-1).view(anchors.shape[0], num_drafts, -1)
     up = None if w2 is None else wide(group.all_gather(w2))
