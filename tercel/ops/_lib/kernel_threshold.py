@@ -3,11 +3,10 @@
 One launch, in which the programs of a row meet; each has a part of the vocabulary.
 
     1. the part's largest logit
-    2. how many of its logits lie in each bin of (largest - logit) / temperature, and what they
-       weigh: the mass exp((logit - largest) / temperature)
+    2. how many of its logits lie in each bin of (largest - logit) / temperature; for top-p also
+       what all of them weigh, which is exp((logit - largest) / temperature)
     3. the bin below which nothing can pass: by counts for top-k, by what the rest can weigh at most
-       for top-p, by its edge for min-p; the logits down to that bin and their masses, side by side
-       in id order
+       for top-p, by its edge for min-p; the logits down to that bin, side by side in id order
     4. by the last program to get there: of few logits, how many and how much are above each, by
        comparing every two; of many, the largest logit down to which there are k, or p of the mass,
        its bits from the highest down
@@ -24,18 +23,20 @@ from triton.language.extra import cuda
 
 from tercel.ops._lib.kernel_meeting import PROGRAMS, arrive, can_meet, wait
 
-BINS = 128
-PER_UNIT = 4
-"""Bins per unit of (largest - logit) / temperature: masses inside one differ by a quarter or so."""
-SLACK = 1.0001
+BINS = tl.constexpr(64)
+"""Four per octave of (largest - logit) / temperature, from 2 ** -4 to FAR."""
+BITS, LOWEST = tl.constexpr(21), tl.constexpr((127 - 4) * 4 - 1)
+"""A bin is what is left of an fp32 without its last BITS, less LOWEST."""
+FAR = tl.constexpr(3072.0)
+SLACK = tl.constexpr(1.0001)
 """Bins are those of fp32 quotients."""
-LEAST_PART, MOST_TILE = 2048, 8192
+LEAST_PART, MOST_TILE = 2048, 4096
 """Logits of a program at least, and those that it takes at a time at most."""
-RANKED = 256
+RANKED = tl.constexpr(256)
 """Logits of which every two are compared; more are searched."""
-MEETINGS = 3
+MEETINGS = tl.constexpr(3)
 """Counters of a row."""
-LEAST = -(2**31)
+LEAST = tl.constexpr(-(2**31))
 
 
 @triton.jit
@@ -43,6 +44,12 @@ def ordered(values):
     """fp32 as integers that order alike."""
     bits = values.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _logits(keys):
+    bits = keys ^ ((keys >> 31) & 0x7FFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
 
 
 def thresholds(
@@ -73,18 +80,17 @@ def thresholds(
     tile = min(triton.next_power_of_2(span), MOST_TILE)
     largest = logits.new_empty(rows, parts)
     masses = torch.empty(rows, parts, **doubles)
-    counts = torch.empty(rows, parts, BINS, **integers)
+    counts = torch.empty(rows, parts, BINS.value, **integers)
     keys = torch.empty(rows, vocabulary, **integers)
     weights = torch.empty(rows, vocabulary, **doubles)
     least = logits.new_empty(rows)
-    together = parts == 1 or can_meet(counters, MEETINGS * rows)
+    together = parts == 1 or can_meet(counters, MEETINGS.value * rows)
     stages = ((1, 4),) if together else ((1, 1), (2, 2), (3, 3), (4, 4))
     for first, last in stages:
         _thresholds[(parts if first < 4 else 1, rows)](
             logits, temperature, top_k, top_p, min_p, largest, masses, counts, keys, weights, least,
             counters, vocabulary, span, parts, rows_each,
-            PARTS=triton.next_power_of_2(parts), TILE=tile, BINS=BINS,
-            PER_UNIT=PER_UNIT, SLACK=SLACK, RANKED=RANKED, MEETINGS=MEETINGS, LEAST=LEAST,
+            PARTS=triton.next_power_of_2(parts), TILE=tile,
             ALONE=parts == 1, FIRST=first, LAST=last, num_warps=16, launch_pdl=True,
         )  # fmt: skip
     return least
@@ -111,7 +117,7 @@ def _thresholds(
     masses,  # [rows, parts] fp64
     counts,  # [rows, parts, BINS] i32
     keys,  # [rows, vocabulary] i32: those collected, ordered as their logits are
-    weights,  # [rows, vocabulary] fp64: their masses
+    weights,  # [rows, vocabulary] fp64: what they weigh, for the last program itself
     least,  # [rows] fp32
     counters,  # [rows * MEETINGS] i32 zeros
     vocabulary,
@@ -120,12 +126,6 @@ def _thresholds(
     rows_each,
     PARTS: tl.constexpr,
     TILE: tl.constexpr,
-    BINS: tl.constexpr,
-    PER_UNIT: tl.constexpr,
-    SLACK: tl.constexpr,
-    RANKED: tl.constexpr,
-    MEETINGS: tl.constexpr,
-    LEAST: tl.constexpr,
     ALONE: tl.constexpr,
     FIRST: tl.constexpr,
     LAST: tl.constexpr,
@@ -161,7 +161,7 @@ def _thresholds(
             most = tl.max(tops, 0)
         if (FIRST <= 2) & (LAST >= 2):
             weighing = sharing & (counting == 0)
-            held, mass = _spread(logits, first, last, most, heat, weighing, TILE, BINS, PER_UNIT)
+            held, mass = _spread(logits, first, last, most, heat, weighing, TILE)
             tl.store(counts + (row * parts + part) * BINS + tl.arange(0, BINS), held)
             tl.store(masses + row * parts + part, mass)
             if TOGETHER:
@@ -176,17 +176,15 @@ def _thresholds(
                 other=0,
                 cache_modifier=".cg",
             )
-            floor = _floor(tl.sum(held, 0), total, k, p, m, counting, BINS, PER_UNIT, SLACK)
+            of_bin = tl.sum(held, 0)
+            floor = _floor(of_bin, total, k, p, m, counting)
             chosen = tl.sum(tl.where(bin[None, :] <= floor, held, 0), 1)
             count = tl.sum(chosen, 0)
         if (FIRST <= 3) & (LAST >= 3):
             start = tl.sum(tl.where(every < part, chosen, 0), 0)
             own = tl.sum(tl.where(every == part, chosen, 0), 0)
             if own > 0:
-                _collect(
-                    logits, first, last, most, heat, floor, keys, weights, start,
-                    TILE, BINS, PER_UNIT,
-                )  # fmt: skip
+                _collect(logits, first, last, most, heat, floor, keys, start, TILE)
         if LAST == 4:
             final = True
             if TOGETHER:
@@ -196,11 +194,12 @@ def _thresholds(
                     final = arrive(counters + meeting + 2) == parts - 1
             if final:
                 if count <= RANKED:
-                    key = _ranked(keys, weights, count, total, k, p, m, counting, RANKED, LEAST)
+                    _weigh(keys, weights, count, most, heat, RANKED)
+                    key = _ranked(keys, weights, count, total, k, p, m, counting)
                 else:
-                    key = _searched(keys, weights, count, total, k, p, m, counting, TILE, LEAST)
-                bits = key ^ ((key >> 31) & 0x7FFFFFFF)
-                tl.store(least + row, bits.to(tl.float32, bitcast=True))
+                    _weigh(keys, weights, count, most, heat, TILE)
+                    key = _searched(keys, weights, count, total, k, p, m, counting, TILE)
+                tl.store(least + row, _logits(key))
                 if TOGETHER and not ALONE:
                     for index in tl.static_range(MEETINGS):
                         tl.store(counters + meeting + index, 0)
@@ -209,50 +208,54 @@ def _thresholds(
 
 
 @triton.jit
+def _tile(logits, start, last, TILE: tl.constexpr):
+    at = start + tl.arange(0, TILE)
+    return tl.load(logits + at, mask=at < last, other=float("-inf"))
+
+
+@triton.jit
 def _largest(logits, first, last, TILE: tl.constexpr):
     most = tl.full((TILE,), float("-inf"), tl.float32)
+    values = _tile(logits, first, last, TILE)
     for start in range(first, last, TILE):
-        at = start + tl.arange(0, TILE)
-        most = tl.maximum(most, tl.load(logits + at, mask=at < last, other=float("-inf")))
+        coming = _tile(logits, start + TILE, last, TILE)
+        most = tl.maximum(most, values)
+        values = coming
     return tl.max(most, 0)
 
 
 @triton.jit
-def _bins(logits, most, heat, BINS: tl.constexpr, PER_UNIT: tl.constexpr):
+def _bins(logits, most, heat):
     """The larger the logit, the lower the bin; the last holds all that is far from the largest,
     barred or not a number."""
-    distance = (most - logits) / heat * PER_UNIT
-    return tl.where(distance < BINS - 1, distance, BINS - 1).to(tl.int32)
+    distance = (most - logits) / heat
+    bin = (distance.to(tl.int32, bitcast=True) >> BITS) - LOWEST
+    return tl.where(distance < FAR, tl.maximum(bin, 0), BINS - 1)
 
 
 @triton.jit
 def _mass(logits, most, heat):
-    return tl.exp((logits.to(tl.float64) - most.to(tl.float64)) / heat.to(tl.float64))
+    return tl.exp((logits.to(tl.float64) - most.to(tl.float64)) * (1.0 / heat.to(tl.float64)))
 
 
 @triton.jit
-def _spread(
-    logits, first, last, most, heat, weighing,
-    TILE: tl.constexpr, BINS: tl.constexpr, PER_UNIT: tl.constexpr,
-):  # fmt: skip
+def _spread(logits, first, last, most, heat, weighing, TILE: tl.constexpr):
     """([BINS] logits per bin, what all of them weigh; 0 unless `weighing`)."""
     held = tl.zeros((BINS,), tl.int32)
     mass = tl.zeros((TILE,), tl.float64)
+    values = _tile(logits, first, last, TILE)
     for start in range(first, last, TILE):
-        at = start + tl.arange(0, TILE)
-        values = tl.load(logits + at, mask=at < last, other=float("-inf"))
-        held += tl.histogram(_bins(values, most, heat, BINS, PER_UNIT), BINS)
+        coming = _tile(logits, start + TILE, last, TILE)
+        held += tl.histogram(_bins(values, most, heat), BINS)
         if weighing:
             mass += _mass(values, most, heat)
+        values = coming
     past = tl.cdiv(last - first, TILE) * TILE - (last - first)
     return held - tl.where(tl.arange(0, BINS) == BINS - 1, past, 0), tl.sum(mass, 0)
 
 
 @triton.jit
-def _floor(
-    of_bin, total, k, p, m, counting,
-    BINS: tl.constexpr, PER_UNIT: tl.constexpr, SLACK: tl.constexpr,
-):  # fmt: skip
+def _floor(of_bin, total, k, p, m, counting):
     """The last bin that may hold what passes, and for top-k all that its masses are shares of."""
     bin = tl.arange(0, BINS)
     if counting:
@@ -260,37 +263,44 @@ def _floor(
     else:
         floor = BINS - 1
         if p < 1.0:
-            most = of_bin * tl.exp(bin.to(tl.float64) * (-1.0 / PER_UNIT))
+            edge = ((bin + LOWEST) << BITS).to(tl.float32, bitcast=True)
+            edge = tl.where(bin > 0, edge, 0.0).to(tl.float64)
+            most = of_bin * tl.exp(-edge)
             after = tl.cumsum(most, 0, reverse=True) - most
             floor = tl.sum((after * SLACK > (1.0 - p) * total).to(tl.int32), 0)
         if m > 0.0:
-            edge = tl.minimum(-tl.log(m) * (PER_UNIT * SLACK) + (SLACK - 1.0), BINS - 1)
-            floor = tl.minimum(floor, edge.to(tl.int32))
+            passing = _bins(tl.log(m) * SLACK, m * 0.0, 1.0)
+            floor = tl.minimum(floor, passing)
     return tl.minimum(floor, BINS - 1)
 
 
 @triton.jit
-def _collect(
-    logits, first, last, most, heat, floor, keys, weights, there,
-    TILE: tl.constexpr, BINS: tl.constexpr, PER_UNIT: tl.constexpr,
-):  # fmt: skip
+def _collect(logits, first, last, most, heat, floor, keys, there, TILE: tl.constexpr):
     """Puts what lies down to bin `floor` side by side, from place `there` on."""
+    values = _tile(logits, first, last, TILE)
     for start in range(first, last, TILE):
-        at = start + tl.arange(0, TILE)
-        values = tl.load(logits + at, mask=at < last, other=float("-inf"))
-        chosen = (at < last) & (_bins(values, most, heat, BINS, PER_UNIT) <= floor)
+        coming = _tile(logits, start + TILE, last, TILE)
+        chosen = _bins(values, most, heat) <= floor
+        chosen &= start + tl.arange(0, TILE) < last
         found = tl.sum(chosen.to(tl.int32), 0)
         if found > 0:
             place = there + tl.cumsum(chosen.to(tl.int32), 0) - 1
             tl.store(keys + place, ordered(values), mask=chosen)
-            tl.store(weights + place, _mass(values, most, heat), mask=chosen)
         there += found
+        values = coming
 
 
 @triton.jit
-def _ranked(
-    keys, weights, count, total, k, p, m, counting, RANKED: tl.constexpr, LEAST: tl.constexpr
-):  # fmt: skip
+def _weigh(keys, weights, count, most, heat, TILE: tl.constexpr):
+    for start in range(0, count, TILE):
+        at = start + tl.arange(0, TILE)
+        key = tl.load(keys + at, mask=at < count, other=LEAST, cache_modifier=".cg")
+        tl.store(weights + at, _mass(_logits(key), most, heat), mask=at < count)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _ranked(keys, weights, count, total, k, p, m, counting):
     """The smallest key that passes, by what is above each of them."""
     STEP: tl.constexpr = 32
     i = tl.arange(0, RANKED)
@@ -316,16 +326,14 @@ def _ranked(
 
 
 @triton.jit
-def _searched(
-    keys, weights, count, total, k, p, m, counting, TILE: tl.constexpr, LEAST: tl.constexpr
-):  # fmt: skip
+def _searched(keys, weights, count, total, k, p, m, counting, TILE: tl.constexpr):
     """As _ranked, of any number."""
     floor = LEAST
     if counting:
-        floor = _reaches(keys, weights, count, k.to(tl.float64), True, TILE, LEAST)
+        floor = _reaches(keys, weights, count, k.to(tl.float64), True, TILE)
         total, _, _ = _sums(keys, weights, count, floor, floor, floor, False, TILE)
     if p < 1.0:
-        share = _reaches(keys, weights, count, p * total, False, TILE, LEAST)
+        share = _reaches(keys, weights, count, p * total, False, TILE)
         floor = tl.maximum(floor, share)
     if m > 0.0:
         smallest = tl.full((TILE,), 0x7FFFFFFF, tl.int32)
@@ -339,9 +347,7 @@ def _searched(
 
 
 @triton.jit
-def _reaches(
-    keys, weights, count, target, COUNTING: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr
-):  # fmt: skip
+def _reaches(keys, weights, count, target, COUNTING: tl.constexpr, TILE: tl.constexpr):
     """The largest key down to which the masses, or with COUNTING the numbers, reach `target`."""
     found = LEAST
     for step in range(16):
@@ -362,7 +368,7 @@ def _sums(
     b, c = a, a
     for start in range(0, count, TILE):
         at = start + tl.arange(0, TILE)
-        key = tl.load(keys + at, mask=at < count, other=-(2**31), cache_modifier=".cg")
+        key = tl.load(keys + at, mask=at < count, other=LEAST, cache_modifier=".cg")
         if COUNTING:
             weight = (at < count).to(tl.float64)
         else:

@@ -12,6 +12,7 @@ from tercel.ops.norm.add_attn_res_rms_norm.contract import CONTRACT
     CONTRACT,
     reference(naive.add_attn_res_rms_norm),
     portable(fast.add_attn_res_rms_norm),
+    kernel("gluon", naive.add_attn_res_rms_norm),
     kernel("triton", naive.add_attn_res_rms_norm),
 )
 def add_attn_res_rms_norm(

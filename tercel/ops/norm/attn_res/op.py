@@ -9,7 +9,11 @@ from tercel.ops.norm.attn_res.contract import CONTRACT
 
 
 @operation(
-    CONTRACT, reference(naive.attn_res), portable(fast.attn_res), kernel("triton", naive.attn_res)
+    CONTRACT,
+    reference(naive.attn_res),
+    portable(fast.attn_res),
+    kernel("gluon", naive.attn_res),
+    kernel("triton", naive.attn_res),
 )
 def attn_res(
     bank: torch.Tensor,

@@ -12,6 +12,7 @@ from tercel.ops.norm.attn_res_rms_norm.contract import CONTRACT
     CONTRACT,
     reference(naive.attn_res_rms_norm),
     portable(fast.attn_res_rms_norm),
+    kernel("gluon", naive.attn_res_rms_norm),
     kernel("triton", naive.attn_res_rms_norm),
 )
 def attn_res_rms_norm(

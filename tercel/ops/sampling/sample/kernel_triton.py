@@ -87,8 +87,17 @@ def _mass(logits, most, heat, least, row):
     passes = logits > float("-inf")
     if least is not None:
         passes &= logits >= tl.load(least + row)
-    heat = tl.where(heat == 0.0, 1.0, heat).to(tl.float64)
-    return tl.where(passes, tl.exp((logits.to(tl.float64) - most.to(tl.float64)) / heat), 0.0)
+    scale = 1.0 / tl.where(heat == 0.0, 1.0, heat).to(tl.float64)
+    return tl.where(passes, tl.exp((logits.to(tl.float64) - most.to(tl.float64)) * scale), 0.0)
+
+
+@triton.jit
+def _any_passes(most, heat, least, row):
+    """Whether a part with this largest logit weighs anything in a draw."""
+    weighs = (heat > 0.0) & (most > float("-inf"))
+    if least is not None:
+        weighs &= most >= tl.load(least + row)
+    return weighs
 
 
 @triton.jit(do_not_specialize=("stream",))
@@ -129,7 +138,9 @@ def _sample(
         tl.store(largest + there, tl.where(broken, float("nan"), most))
         tl.store(ids + there, first)
         if masses is not None:
-            mass = tl.sum(_mass(values, most, heat, least, row), 0)
+            mass = tl.zeros((), tl.float64)
+            if _any_passes(most, heat, least, row):
+                mass = tl.sum(_mass(values, most, heat, least, row), 0)
             tl.store(masses + there, mass)
     final = True
     if FIRST < LAST:

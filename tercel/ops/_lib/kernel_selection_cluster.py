@@ -1,0 +1,220 @@
+"""The selection of kernel_selection.py by a cluster of blocks per token, each with a part of the
+columns of all rows.
+
+A block holds its part of the rows in registers. What crosses blocks are sums: squares and products
+of every row before the mixture, and the mixture's squares before the norm.
+"""
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.extra import cuda
+
+from tercel.ops._lib import kernel_selection
+from tercel.ops._lib.kernel_cluster import exchange, meet, prefetch, received, send
+
+FORMS = ((1, 8, 8, 4), (33, 64, 2, 8))
+"""(tokens at least and at most, blocks of a token's cluster, warps of each), where measurement on
+an H200 found them faster (docs/log.md, 2026-12-01). All blocks run at the same time."""
+LEAST_WIDTH = 4096
+"""Of rows that are worth a cluster."""
+LEAST_SNAPSHOTS, MOST_SNAPSHOTS = 5, 8
+"""Fewer are soon scored by one program; more take twice the registers."""
+
+
+def selection(
+    row: torch.Tensor,
+    prefix: torch.Tensor | None,
+    bank: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    epsilons: tuple[float, float],
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """As kernel_selection's, which serves what a cluster serves no better."""
+    form = _form(row, prefix, bank)
+    if form is None:
+        return kernel_selection.selection(row, prefix, bank, weights, epsilons)
+    return _clustered(row, prefix, bank, weights, epsilons, form)
+
+
+def _form(
+    row: torch.Tensor, prefix: torch.Tensor | None, bank: torch.Tensor
+) -> tuple[int, int] | None:
+    """(blocks, warps), or None. What is prefetched is of 16 bytes, and lies at such."""
+    tokens, width = row.shape
+    given = [tensor for tensor in (row, prefix, bank) if tensor is not None]
+    aligned = all(
+        tensor.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in tensor.stride()[:-1])
+        for tensor in given
+    )
+    fits = row.element_size() == 2 and width >= LEAST_WIDTH
+    if not (fits and aligned and LEAST_SNAPSHOTS <= len(bank) <= MOST_SNAPSHOTS):
+        return None
+    for least, most, blocks, warps in FORMS:
+        if least <= tokens <= most and width % (8 * blocks) == 0:
+            return blocks, warps
+    return None
+
+
+def _clustered(
+    row: torch.Tensor,
+    prefix: torch.Tensor | None,
+    bank: torch.Tensor,
+    weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+    epsilons: tuple[float, float],
+    form: tuple[int, int],
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    tokens, width = row.shape
+    snapshots = len(bank)
+    normed = None if weights[2] is None else row.new_empty(tokens, width)
+    updated = row if prefix is None else row.new_empty(tokens, width)
+    mixture = row.new_empty(tokens, width)
+    ctas, warps = form
+    columns = width // ctas
+    if tokens:
+        _select_cluster[(tokens,)](
+            row,
+            prefix,
+            bank,
+            *weights,
+            normed,
+            updated,
+            mixture,
+            snapshots,
+            row.stride(0),
+            0 if prefix is None else prefix.stride(0),
+            bank.stride(0),
+            bank.stride(1),
+            *epsilons,
+            N=width,
+            COLUMNS=columns,
+            WIDTH=triton.next_power_of_2(columns),
+            ROWS=triton.next_power_of_2(max(snapshots, 1)),
+            CTAS=ctas,
+            num_warps=warps,
+            num_ctas=ctas,
+            launch_pdl=True,
+        )
+    return normed, updated, mixture
+
+
+@gluon.constexpr_function
+def _tile_layout(rows, warps, ctas):
+    """[block, row, column]."""
+    blocks = [[1 << bit, 0, 0] for bit in range(ctas.bit_length() - 1)]
+    return gl.BlockedLayout([1, rows, 8], [1, 1, 32], [1, 1, warps], [2, 1, 0], cga_layout=blocks)
+
+
+@gluon.jit
+def _in(x, layout: gl.constexpr):
+    """Where every thread holds all of x, no layout moves any of it."""
+    return gl.convert_layout(x, layout, assert_trivial=True)
+
+
+@gluon.jit
+def _both(a, b, c, d):
+    return a + c, b + d
+
+
+@gluon.jit
+def _sums(wide, query, axis: gl.constexpr, layout: gl.constexpr):
+    """(squares, products with the query) of a block's part of rows, in one reduction."""
+    squares, dots = gl.reduce((wide * wide, wide * query), axis, _both)
+    return _in(squares, layout), _in(dots, layout)
+
+
+@gluon.jit(do_not_specialize=("snapshots",))
+def _select_cluster(
+    x,  # [T, N] act, rows x_stride apart
+    prefix,  # [T, N] act, rows prefix_stride apart, or None
+    bank,  # [snapshots, T, N] act, strided
+    res_norm,  # [N] act
+    res_proj,  # [N] act
+    weight,  # [N] act, or None: no norm
+    normed,  # [T, N] act, or None
+    updated,  # [T, N] act; x itself where prefix is None
+    mixture,  # [T, N] act
+    snapshots,
+    x_stride,
+    prefix_stride,
+    snapshot_stride,
+    token_stride,
+    res_eps,
+    eps,
+    N: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    WIDTH: gl.constexpr,
+    ROWS: gl.constexpr,
+    CTAS: gl.constexpr,
+    num_warps: gl.constexpr,
+):
+    THREADS: gl.constexpr = 32 * num_warps
+    TILE: gl.constexpr = _tile_layout(ROWS, num_warps, CTAS)
+    ROW: gl.constexpr = gl.SliceLayout(1, TILE)
+    BLOCK: gl.constexpr = gl.SliceLayout(1, ROW)
+    SCORE: gl.constexpr = gl.SliceLayout(2, TILE)
+    token = gl.program_id(0).to(gl.int64)
+    block = gl.arange(0, CTAS, layout=BLOCK)
+    column = gl.arange(0, WIDTH, layout=gl.SliceLayout(0, ROW))[None, :]
+    n = block[:, None] * COLUMNS + column
+    inside = (column < COLUMNS) & (block[:, None] >= 0)
+    index = gl.arange(0, ROWS, layout=gl.SliceLayout(0, SCORE))[None, :]
+    slot = index + gl.zeros((CTAS, ROWS), gl.int32, layout=SCORE)
+    here = bank + token * token_stride + gl.expand_dims(n, 1)
+    here = here + gl.expand_dims(slot, 2).to(gl.int64) * snapshot_stride
+    there = gl.expand_dims(inside, 1) & (gl.expand_dims(slot, 2) < snapshots)
+    cuda.gdc_launch_dependents()
+    BYTES: gl.constexpr = COLUMNS * x.dtype.element_ty.primitive_bitwidth // 8
+    first = gl.arange(0, CTAS, layout=gl.SliceLayout(1, SCORE))[:, None] * COLUMNS
+    source = bank + token * token_stride + first + slot.to(gl.int64) * snapshot_stride
+    prefetch(source, gl.where(slot < snapshots, slot, -1), BYTES)
+    prefetch(x + token * x_stride + block * COLUMNS, block * 0 + 30, BYTES)
+    if prefix is not None:
+        prefetch(prefix + token * prefix_stride + block * COLUMNS, block * 0 + 31, BYTES)
+    query = gl.load(res_norm + n, mask=inside, other=0.0).to(gl.float32)
+    query *= gl.load(res_proj + n, mask=inside, other=0.0).to(gl.float32)
+    if weight is not None:
+        gain = gl.load(weight + n, mask=inside, other=0.0)
+    address = exchange(2 * ROWS + 3, CTAS)
+    meet()
+    cuda.gdc_wait()  # everything else may be the previous kernel's
+    now = gl.load(x + token * x_stride + n, mask=inside, other=0.0)
+    if prefix is not None:
+        before = gl.load(prefix + token * prefix_stride + n, mask=inside, other=0.0)
+    rows = gl.load(here, mask=there, other=0.0)
+    if prefix is not None:
+        now = (before.to(gl.float32) + now.to(gl.float32)).to(now.dtype)
+        gl.store(updated + token * N + n, now, mask=inside)
+
+    last = now.to(gl.float32)
+    wide = rows.to(gl.float32)
+    last_slot = block * 0 + 2 * ROWS
+    squares, dots = _sums(last, query, 1, BLOCK)
+    send(address, squares, last_slot, CTAS, THREADS)
+    send(address, dots, last_slot + 1, CTAS, THREADS)
+    squares, dots = _sums(wide, gl.expand_dims(query, 1), 2, SCORE)
+    send(address, squares, slot, CTAS, THREADS)
+    send(address, dots, slot + ROWS, CTAS, THREADS)
+    meet()
+    last_score = received(address, last_slot + 1, CTAS) * gl.rsqrt(
+        received(address, last_slot, CTAS) / N + res_eps
+    )
+    scores = received(address, slot + ROWS, CTAS) * gl.rsqrt(
+        received(address, slot, CTAS) / N + res_eps
+    )
+    scores = gl.where(slot < snapshots, scores, float("-inf"))
+    top = gl.maximum(_in(gl.max(scores, 1), BLOCK), last_score)
+    shares = gl.exp(scores - _in(top, gl.SliceLayout(1, SCORE))[:, None])
+    share = gl.exp(last_score - top)
+    whole = share + _in(gl.sum(shares, 1), BLOCK)
+    mixed = last * share[:, None] + gl.sum(gl.expand_dims(shares, 2) * wide, 1)
+    mixed = (mixed / whole[:, None]).to(now.dtype)
+    gl.store(mixture + token * N + n, mixed, mask=inside)
+    if weight is not None:
+        wide = mixed.to(gl.float32)
+        send(address, _in(gl.sum(wide * wide, 1), BLOCK), last_slot + 2, CTAS, THREADS)
+        meet()
+        square = received(address, last_slot + 2, CTAS) / N
+        unit = (wide * gl.rsqrt(square + eps)[:, None]).to(now.dtype)
+        result = (unit.to(gl.float32) * gain.to(gl.float32)).to(now.dtype)
+        gl.store(normed + token * N + n, result, mask=inside)
