@@ -6,8 +6,9 @@ import torch
 
 from tercel.contract import Arg, Cell
 from tercel.contract.bench import bench_of
-from tercel.contract.check import check_cell, draw
+from tercel.contract.check import check_cell
 from tercel.contract.contract import ACTIVATIONS
+from tercel.contract.draw import draw
 from tercel.ops.catalog import catalog
 
 pytestmark = pytest.mark.gpu

@@ -82,6 +82,7 @@ def markov_chain(
             tokens,
             logits,
             board,
+            anchors.stride(0),
             requests,
             vocabulary,
             first,
@@ -170,10 +171,10 @@ def _clear(board, first, count, requests, programs, SLOTS: tl.constexpr, GREEDY:
             tl.store(ids + first + at, nothing, mask=at < count)
 
 
-@triton.jit(do_not_specialize=("requests", "first", "last"))
+@triton.jit(do_not_specialize=("anchor_step", "requests", "first", "last"))
 def _chain(
     base,  # [requests * SLOTS, vocabulary] f32
-    anchors,  # [requests] i64
+    anchors,  # [requests] i64, `anchor_step` apart
     w1,  # [vocabulary, D] act, or None: no bias
     w2,  # [vocabulary, D] act
     temperature,  # [requests] f32
@@ -182,6 +183,7 @@ def _chain(
     tokens,  # [requests, SLOTS] i64
     logits,  # [requests * SLOTS, vocabulary] f32
     board,  # [SLOTS, requests, programs] i64 zeros, as many again where not GREEDY
+    anchor_step,
     requests,
     vocabulary,
     first,
@@ -233,7 +235,7 @@ def _chain(
                     noise = gumbel(seed, position, stream, start + tile * BLOCK, BATCH, BLOCK)
                 if tile == 0:
                     if slot == 0:
-                        previous = tl.load(anchors + request, mask=real, other=0)
+                        previous = tl.load(anchors + request * anchor_step, mask=real, other=0)
                     else:
                         previous = _best(
                             board,
