@@ -54,7 +54,7 @@ def results(op, name, arguments):
     written = {
         key: arguments[key].clone()
         for key, spec in op.contract.args.items()
-        if isinstance(spec, Arg) and spec.written
+        if isinstance(spec, Arg) and spec.written and arguments[key] is not None
     }
     returned = op.using(name)(**{**arguments, **written})
     if not op.contract.returns:
