@@ -238,18 +238,9 @@ def _chain(
                         previous = tl.load(anchors + request * anchor_step, mask=real, other=0)
                     else:
                         previous = _best(
-                            board,
-                            slot - 1,
-                            request,
-                            real,
-                            requests,
-                            programs,
-                            vocabulary,
-                            SLOTS,
-                            PARTS,
-                            GREEDY,
-                            MEETS,
-                        )
+                            board, slot - 1, request, real, requests, programs, vocabulary,
+                            SLOTS, PARTS, GREEDY, MEETS,
+                        )  # fmt: skip
                         if part == 0:
                             tl.store(tokens + line - 1, previous, mask=real)
                 if w2 is not None:
@@ -298,18 +289,9 @@ def _chain(
             request = g * BATCH + tl.arange(0, BATCH)
             real = request < requests
             final = _best(
-                board,
-                SLOTS - 1,
-                request,
-                real,
-                requests,
-                programs,
-                vocabulary,
-                SLOTS,
-                PARTS,
-                GREEDY,
-                MEETS,
-            )
+                board, SLOTS - 1, request, real, requests, programs, vocabulary,
+                SLOTS, PARTS, GREEDY, MEETS,
+            )  # fmt: skip
             tl.store(tokens + request.to(tl.int64) * SLOTS + SLOTS - 1, final, mask=real)
     if MEETS:
         # Who posts a slot has read the one before it. This program has read all posts of slot
