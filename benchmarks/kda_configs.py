@@ -21,8 +21,8 @@ import torch
 
 from tercel.contract import Cell, Op
 from tercel.contract.bench import COLD_BYTES, bench_of
-from tercel.contract.check import Maker
 from tercel.contract.compare import compare
+from tercel.contract.draw import Maker
 from tercel.contract.timing import copy_bandwidth, in_graph, interleave
 from tercel.ops._lib.kda import HEAD, Tiles
 from tercel.ops.catalog import catalog

@@ -19,8 +19,8 @@ import torch
 
 from tercel.contract import Cell
 from tercel.contract.bench import COLD_BYTES
-from tercel.contract.check import draw
 from tercel.contract.compare import measure
+from tercel.contract.draw import draw
 from tercel.contract.timing import Work, copy_bandwidth, in_graph, interleave
 from tercel.ops._lib.kernel_latent_merge import Config, Merge, Where, merge
 from tercel.ops.attention.mla_decode import mla_decode

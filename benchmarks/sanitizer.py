@@ -25,7 +25,8 @@ import typer
 from benchmarks.gpu_results import write
 from benchmarks.paths import ROOT
 from tercel.contract import PLAIN, Cell, Op
-from tercel.contract.check import draw, packed
+from tercel.contract.check import packed
+from tercel.contract.draw import draw
 from tercel.core.arch import arch_of
 from tercel.ops.attention.mla_decode.contract import HEAD
 from tercel.ops.catalog import catalog

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from tercel.contract.check import draw, packed
+from tercel.contract.check import packed
 from tercel.contract.contract import Cell
+from tercel.contract.draw import draw
 from tercel.contract.op import Op
 from tercel.contract.receipt import CellTime
 from tercel.contract.timing import Timing, Work, in_graph, interleave

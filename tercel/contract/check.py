@@ -1,6 +1,5 @@
 """What certifies an op: cells, sequences, replays, refusals, untouched memory, controls."""
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,48 +7,10 @@ from typing import Any
 import torch
 
 from tercel.contract.compare import Error, compare
-from tercel.contract.contract import DTYPES, Cell, Contract
+from tercel.contract.contract import Cell, Contract
+from tercel.contract.draw import draw
 from tercel.contract.op import Implementation, Op
 from tercel.errors import CheckFailed, ContractError
-
-
-class Maker:
-    """Draws a cell's inputs on `device`, from a seed that is stable across processes."""
-
-    def __init__(self, seed: int, dtype: torch.dtype, device: str | torch.device = "cpu") -> None:
-        self.dtype = dtype
-        self.device = torch.device(device)
-        generator = torch.Generator(self.device).manual_seed(seed)
-        self._drawn: dict[str, Any] = {"generator": generator, "device": self.device}
-
-    def _to(self, value: torch.Tensor, dtype: str) -> torch.Tensor:
-        return value.to(self.device, self.dtype if dtype == "act" else DTYPES[dtype])
-
-    def normal(self, *shape: int, scale: float = 1.0, dtype: str = "act") -> torch.Tensor:
-        values = torch.randn(shape, dtype=torch.float64, **self._drawn)
-        return self._to(values * scale, dtype)
-
-    def uniform(self, *shape: int, low: float, high: float, dtype: str = "act") -> torch.Tensor:
-        values = torch.rand(shape, dtype=torch.float64, **self._drawn)
-        return self._to(low + (high - low) * values, dtype)
-
-    def integers(self, *shape: int, low: int, high: int, dtype: str = "i64") -> torch.Tensor:
-        """low .. high - 1."""
-        return self._to(torch.randint(low, high, shape, **self._drawn), dtype)
-
-    def choice(self, count: int, *, low: int, high: int) -> torch.Tensor:
-        """`count` different integers of low .. high - 1, in random order, i64."""
-        return torch.randperm(high - low, **self._drawn)[:count] + low
-
-    def poison(self, *shape: int, dtype: str = "act") -> torch.Tensor:
-        """Memory that nobody has written: NaN."""
-        return self._to(torch.full(shape, float("nan"), device=self.device), dtype)
-
-
-def stable_seed(*parts: object) -> int:
-    """A seed from a stable hash: Python's own changes with every process."""
-    digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:6], "big")
 
 
 @dataclass(frozen=True)
@@ -64,18 +25,6 @@ class CellReport:
             max(error.element_ulps for error in self.errors.values()),
             max(error.rms_ulps for error in self.errors.values()),
         )
-
-
-def draw(
-    op: Op[..., Any], cell: Cell, *, dtype: torch.dtype, device: str = "cpu", seed: int = 0
-) -> dict[str, Any]:
-    """One valid set of arguments for `cell`, after the op's own validity check."""
-    maker = Maker(stable_seed(op.name, cell, seed), dtype, device)
-    arguments = op.arguments(**op.contract.inputs(cell, maker))
-    op.contract.bind(arguments)
-    if op.contract.valid is not None:
-        op.contract.valid(**arguments)
-    return arguments
 
 
 def check_cell(
@@ -304,7 +253,7 @@ def _check_untouched(op: Op[..., Any], before: Mapping[str, Any], after: Mapping
 
 def _bits(value: torch.Tensor) -> torch.Tensor:
     """Comparable bits, so that NaN equals itself and -0 differs from 0."""
-    return value.contiguous().reshape(-1).view(torch.uint8)
+    return value.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _upcast(arguments: Mapping[str, Any]) -> dict[str, Any]:

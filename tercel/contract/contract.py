@@ -153,7 +153,7 @@ class StateSpec:
 
 
 class InputMaker(Protocol):
-    """Draws the inputs of a cell; see tercel.contract.check.Maker."""
+    """Draws the inputs of a cell; see tercel.contract.draw.Maker."""
 
     def normal(self, *shape: int, scale: float = 1.0, dtype: str = "act") -> torch.Tensor: ...
     def uniform(self, *shape: int, low: float, high: float, dtype: str = "act") -> torch.Tensor: ...

@@ -6,15 +6,13 @@ import torch
 from tercel.contract import Arg, Cell, Contract, Cost, Hazard, Implementation, Tolerance, operation
 from tercel.contract import reference as reference_implementation
 from tercel.contract.check import (
-    Maker,
     check_cell,
     check_control,
     check_refusal,
     check_replay,
     check_sequence,
-    draw,
-    stable_seed,
 )
+from tercel.contract.draw import Maker, draw, stable_seed
 from tercel.errors import CheckFailed, ContractError
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tercel.contract import Cell
-from tercel.contract.check import check_cell, check_replay, draw, packed
+from tercel.contract.check import check_cell, check_replay, packed
+from tercel.contract.draw import draw
 from tercel.ops.moe.experts_decode import experts_decode
 from tercel.ops.moe.experts_decode_mxfp8 import experts_decode_mxfp8
 from tercel.ops.moe.experts_grouped import experts_grouped

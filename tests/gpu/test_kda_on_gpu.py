@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tercel.contract import Cell
-from tercel.contract.check import check_replay, check_sequence, draw
+from tercel.contract.check import check_replay, check_sequence
+from tercel.contract.draw import draw
 from tercel.errors import ContractError
 from tercel.ops._lib.kda import HEAD, SMALL_HEAD
 from tercel.ops.linear_attention.kda_decode import kda_decode

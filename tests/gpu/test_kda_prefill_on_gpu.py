@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from tercel.contract import Cell
-from tercel.contract.check import check_cell, check_replay, check_sequence, draw
+from tercel.contract.check import check_cell, check_replay, check_sequence
 from tercel.contract.compare import measure
+from tercel.contract.draw import draw
 from tercel.ops.linear_attention.kda_prefill import kda_prefill
 from tercel.ops.linear_attention.kda_prefill import reference as naive
 from tests.poison import poison_new_empty

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tercel.contract import Cell
-from tercel.contract.check import draw
+from tercel.contract.draw import draw
 from tercel.ops.spec.accept import accept
 from tercel.ops.spec.markov_chain import markov_chain
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tercel.contract import Cell
-from tercel.contract.check import draw
+from tercel.contract.draw import draw
 from tercel.ops.attention.mla_append import mla_append
 from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_decode.contract import HEAD

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tercel.contract import Arg, Op
-from tercel.contract.check import draw
+from tercel.contract.draw import draw
 from tercel.contract.op import Deferred
 from tests.rules.sources import OP_FOLDERS, ROOT
 

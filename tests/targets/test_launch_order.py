@@ -8,7 +8,7 @@ import torch
 
 from tercel.config import EngineConfig
 from tercel.contract import PLAIN
-from tercel.contract.check import draw
+from tercel.contract.draw import draw
 from tercel.contract.receipt import Status
 from tercel.core.arch import Arch
 from tercel.core.model import ModelConfig

@@ -382,7 +382,7 @@ def _attend(
     mix = mix / tl.where(total == 0, 1.0, total)[:, None]
     here = (member.to(tl.int64) * tokens + request * width + slot) * heads + head
     if weight is not None:
-        tl.store(weight + here, most + tl.log2(total), mask=real)
+        tl.store(weight + here, most + tl.log2(tl.where(total > 0.0, total, 1.0)), mask=real)
     tl.store(out + here[:, None] * V + d, mix.to(out.dtype.element_ty), mask=real[:, None])
 
 

@@ -8,8 +8,8 @@ from tercel.contract.check import (
     check_meta,
     check_refusal,
     check_replay,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops._lib import block_attention as lib
 from tercel.ops.attention.block_attention import CONTRACT, block_attention
 from tercel.ops.attention.block_attention import portable as fast

@@ -8,8 +8,8 @@ from tercel.contract.check import (
     check_meta,
     check_refusal,
     check_replay,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops.attention.block_attention import block_attention
 from tercel.ops.attention.block_attention_qk_norm_rope import (
     CONTRACT,

@@ -10,8 +10,8 @@ from tercel.contract.check import (
     check_replay,
     check_roundings,
     check_sequence,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.errors import CheckFailed
 from tercel.ops.attention.mla_append import CONTRACT, mla_append
 from tercel.ops.attention.mla_append.reference import mla_append as naive

@@ -2,14 +2,8 @@ import pytest
 import torch
 
 from tercel.contract import Cell
-from tercel.contract.check import (
-    check_cell,
-    check_control,
-    check_meta,
-    check_refusal,
-    check_replay,
-    draw,
-)
+from tercel.contract.check import check_cell, check_control, check_meta, check_refusal, check_replay
+from tercel.contract.draw import draw
 from tercel.ops.attention.mla_decode import CONTRACT, mla_decode, portable
 from tercel.ops.attention.mla_decode.reference import mla_decode as naive
 from tests.interpreter import INTERPRETED, REASON

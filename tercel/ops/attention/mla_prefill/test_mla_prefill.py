@@ -5,14 +5,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tercel.contract import Cell
-from tercel.contract.check import (
-    Maker,
-    check_cell,
-    check_control,
-    check_refusal,
-    check_replay,
-    draw,
-)
+from tercel.contract.check import check_cell, check_control, check_refusal, check_replay
+from tercel.contract.draw import Maker, draw
 from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_prefill import CONTRACT, mla_prefill, portable
 from tercel.ops.attention.mla_prefill.reference import mla_prefill as naive

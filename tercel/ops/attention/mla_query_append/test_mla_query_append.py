@@ -9,8 +9,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_roundings,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops.attention.mla_query_append import CONTRACT, mla_query_append
 from tercel.ops.attention.mla_query_append.reference import mla_query_append as naive
 from tests.interpreter import INTERPRETED, REASON

@@ -2,14 +2,8 @@ import pytest
 import torch
 
 from tercel.contract import Cell
-from tercel.contract.check import (
-    check_cell,
-    check_control,
-    check_meta,
-    check_refusal,
-    check_replay,
-    draw,
-)
+from tercel.contract.check import check_cell, check_control, check_meta, check_refusal, check_replay
+from tercel.contract.draw import draw
 from tercel.ops.attention.mla_query_rope import CONTRACT, mla_query_rope
 from tercel.ops.attention.mla_query_rope.reference import mla_query_rope as naive
 from tercel.ops.attention.qk_norm_rope.reference import rotate

@@ -8,8 +8,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_roundings,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops.attention.qk_norm_rope import CONTRACT, qk_norm_rope
 from tercel.ops.attention.qk_norm_rope import portable as fast
 from tests.interpreter import INTERPRETED, REASON

@@ -8,8 +8,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_roundings,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops.gemm.embedding import CONTRACT, embedding
 from tests.interpreter import implementations
 

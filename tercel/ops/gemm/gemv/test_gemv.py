@@ -9,8 +9,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_roundings,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops.gemm.gemv import CONTRACT, gemv
 from tests.interpreter import INTERPRETED, REASON, implementations
 

@@ -1,14 +1,8 @@
 import pytest
 import torch
 
-from tercel.contract.check import (
-    check_cell,
-    check_control,
-    check_meta,
-    check_refusal,
-    check_replay,
-    draw,
-)
+from tercel.contract.check import check_cell, check_control, check_meta, check_refusal, check_replay
+from tercel.contract.draw import draw
 from tercel.ops.gemm.head_linear import CONTRACT, head_linear
 from tercel.ops.gemm.head_linear import reference as naive
 from tests.interpreter import implementations

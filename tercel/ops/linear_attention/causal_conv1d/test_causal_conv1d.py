@@ -3,13 +3,13 @@ import torch
 
 from tercel.contract import Cell
 from tercel.contract.check import (
-    Maker,
     check_cell,
     check_control,
     check_refusal,
     check_replay,
     check_sequence,
 )
+from tercel.contract.draw import Maker
 from tercel.ops.linear_attention.causal_conv1d import CONTRACT, causal_conv1d
 from tercel.ops.linear_attention.causal_conv1d.reference import causal_conv1d as naive
 from tests.interpreter import INTERPRETED, REASON

@@ -2,14 +2,8 @@ import pytest
 import torch
 
 from tercel.contract import Cell
-from tercel.contract.check import (
-    check_cell,
-    check_control,
-    check_meta,
-    check_refusal,
-    check_replay,
-    draw,
-)
+from tercel.contract.check import check_cell, check_control, check_meta, check_refusal, check_replay
+from tercel.contract.draw import draw
 from tercel.ops._lib.kda import SMALL_HEAD
 from tercel.ops.linear_attention.kda_commit import CONTRACT, kda_commit
 from tercel.ops.linear_attention.kda_commit.reference import kda_commit as naive

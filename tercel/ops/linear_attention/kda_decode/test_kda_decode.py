@@ -9,8 +9,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_sequence,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.errors import ContractError
 from tercel.ops._lib.kda import HEAD, SMALL_HEAD, Tiles
 from tercel.ops.linear_attention.causal_conv1d import causal_conv1d

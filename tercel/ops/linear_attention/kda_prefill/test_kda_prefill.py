@@ -3,15 +3,14 @@ import torch
 
 from tercel.contract import Cell, Implementation, Op
 from tercel.contract.check import (
-    Maker,
     check_cell,
     check_control,
     check_refusal,
     check_replay,
     check_sequence,
-    draw,
 )
 from tercel.contract.compare import measure
+from tercel.contract.draw import Maker, draw
 from tercel.errors import CheckFailed, ContractError
 from tercel.ops.linear_attention.kda_prefill import CONTRACT, kda_prefill
 from tercel.ops.linear_attention.kda_prefill import reference as naive

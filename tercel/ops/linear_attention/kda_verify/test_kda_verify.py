@@ -12,8 +12,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_sequence,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops._lib.kda import HEAD, SMALL_HEAD
 from tercel.ops.linear_attention.kda_commit import kda_commit
 from tercel.ops.linear_attention.kda_decode import kda_decode

@@ -10,8 +10,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_roundings,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops._lib import expert_tiles
 from tercel.ops.moe.experts_decode import CONTRACT, experts_decode
 from tests.interpreter import INTERPRETED, REASON

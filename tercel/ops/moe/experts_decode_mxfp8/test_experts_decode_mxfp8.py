@@ -12,9 +12,9 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_roundings,
-    draw,
     packed,
 )
+from tercel.contract.draw import draw
 from tercel.core import mxfp8
 from tercel.errors import CheckFailed
 from tercel.ops._lib import expert_tiles

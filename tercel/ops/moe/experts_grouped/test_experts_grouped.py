@@ -9,9 +9,9 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_roundings,
-    draw,
 )
 from tercel.contract.check import packed as packed_arguments
+from tercel.contract.draw import draw
 from tercel.ops._lib import expert_tiles
 from tercel.ops.moe.experts_grouped import CONTRACT, experts_grouped
 from tercel.ops.moe.route_quantize.reference import route_quantize

@@ -8,9 +8,9 @@ from tercel.contract.check import (
     check_invalid,
     check_refusal,
     check_replay,
-    draw,
 )
 from tercel.contract.check import packed as packed_arguments
+from tercel.contract.draw import draw
 from tercel.core import mxfp4, mxfp8
 from tercel.ops._lib import expert_tiles
 from tercel.ops.moe.experts_grouped.reference import activation_of, weighted_sum

@@ -8,8 +8,8 @@ from tercel.contract.check import (
     check_meta,
     check_refusal,
     check_replay,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops.moe.experts_stream import CONTRACT, experts_stream
 from tests.interpreter import INTERPRETED, REASON
 

@@ -1,13 +1,7 @@
 import pytest
 import torch
 
-from tercel.contract.check import (
-    check_cell,
-    check_control,
-    check_meta,
-    check_refusal,
-    check_replay,
-)
+from tercel.contract.check import check_cell, check_control, check_meta, check_refusal, check_replay
 from tercel.ops.moe.route import CONTRACT, route
 from tests.interpreter import INTERPRETED, REASON
 

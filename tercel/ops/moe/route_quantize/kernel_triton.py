@@ -67,15 +67,17 @@ def _route_quantize(
 ):
     piece = tl.program_id(0)
     token = tl.program_id(1).to(tl.int64)
-    cuda.gdc_wait()  # logits and z are earlier kernels'
-    cuda.gdc_launch_dependents()
     if piece == 0:
         biases = load_biases(bias, experts, PADDED)
+        cuda.gdc_wait()  # logits and z are earlier kernels'
+        cuda.gdc_launch_dependents()
         route_token(
             logits + token * experts, biases, ids + token * TOP_K, weights + token * TOP_K, experts,
             PADDED, TOP_K, BEST, SCALING, True, True,
         )  # fmt: skip
     else:
+        cuda.gdc_wait()
+        cuda.gdc_launch_dependents()
         block = (piece - 1) * BLOCKS + tl.arange(0, BLOCKS)
         inside = block < LATENT // 32
         at = token * LATENT + block[:, None] * 32 + tl.arange(0, 32)[None, :]

@@ -8,8 +8,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_roundings,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops.norm.attn_res import CONTRACT, attn_res
 from tests.interpreter import implementations
 

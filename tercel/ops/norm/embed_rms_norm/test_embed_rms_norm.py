@@ -9,8 +9,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_roundings,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops.norm.embed_rms_norm import CONTRACT, embed_rms_norm
 from tests.interpreter import implementations
 

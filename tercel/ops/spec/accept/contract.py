@@ -95,7 +95,7 @@ CONTRACT = Contract(
     },
     args={
         "logits": Arg("R*(G+1) V", "f32"),
-        "drafts": Arg("R G", "i64"),
+        "drafts": Arg("R G", "i64", layout="rows"),
         "draft_logits": Arg("R*G V", "f32", optional=True),
         "num_drafts": Arg("R", "i64"),
         "temperature": Arg("R", "f32"),

@@ -9,8 +9,8 @@ from tercel.contract.check import (
     check_meta,
     check_refusal,
     check_replay,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.core.group import SingleGroup
 from tercel.core.sampling import Stream
 from tercel.errors import CheckFailed

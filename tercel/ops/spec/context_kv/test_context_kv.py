@@ -8,8 +8,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_sequence,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops.attention.qk_norm_rope import qk_norm_rope
 from tercel.ops.spec.context_kv import CONTRACT, context_kv
 from tercel.ops.spec.context_kv.reference import context_kv as naive

@@ -8,8 +8,8 @@ from tercel.contract.check import (
     check_refusal,
     check_replay,
     check_sequence,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.ops.attention.mla_query_rope import mla_query_rope
 from tercel.ops.spec.context_latent import CONTRACT, context_latent
 from tercel.ops.spec.context_latent.reference import context_latent as naive

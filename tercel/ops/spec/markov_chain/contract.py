@@ -89,7 +89,7 @@ CONTRACT = Contract(
     },
     args={
         "base": Arg("R*num_drafts V", "f32"),
-        "anchors": Arg("R", "i64"),
+        "anchors": Arg("R", "i64", layout="any"),
         "w1": Arg("VOCABULARY D", optional=True),
         "w2": Arg("V D", optional=True),
         "temperature": Arg("R", "f32"),

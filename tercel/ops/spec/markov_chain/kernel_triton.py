@@ -82,6 +82,7 @@ def markov_chain(
             tokens,
             logits,
             board,
+            anchors.stride(0),
             requests,
             vocabulary,
             first,
@@ -170,10 +171,10 @@ def _clear(board, first, count, requests, programs, SLOTS: tl.constexpr, GREEDY:
             tl.store(ids + first + at, nothing, mask=at < count)
 
 
-@triton.jit(do_not_specialize=("requests", "first", "last"))
+@triton.jit(do_not_specialize=("anchor_step", "requests", "first", "last"))
 def _chain(
     base,  # [requests * SLOTS, vocabulary] f32
-    anchors,  # [requests] i64
+    anchors,  # [requests] i64, `anchor_step` apart
     w1,  # [vocabulary, D] act, or None: no bias
     w2,  # [vocabulary, D] act
     temperature,  # [requests] f32
@@ -182,6 +183,7 @@ def _chain(
     tokens,  # [requests, SLOTS] i64
     logits,  # [requests * SLOTS, vocabulary] f32
     board,  # [SLOTS, requests, programs] i64 zeros, as many again where not GREEDY
+    anchor_step,
     requests,
     vocabulary,
     first,
@@ -233,21 +235,12 @@ def _chain(
                     noise = gumbel(seed, position, stream, start + tile * BLOCK, BATCH, BLOCK)
                 if tile == 0:
                     if slot == 0:
-                        previous = tl.load(anchors + request, mask=real, other=0)
+                        previous = tl.load(anchors + request * anchor_step, mask=real, other=0)
                     else:
                         previous = _best(
-                            board,
-                            slot - 1,
-                            request,
-                            real,
-                            requests,
-                            programs,
-                            vocabulary,
-                            SLOTS,
-                            PARTS,
-                            GREEDY,
-                            MEETS,
-                        )
+                            board, slot - 1, request, real, requests, programs, vocabulary,
+                            SLOTS, PARTS, GREEDY, MEETS,
+                        )  # fmt: skip
                         if part == 0:
                             tl.store(tokens + line - 1, previous, mask=real)
                 if w2 is not None:
@@ -296,18 +289,9 @@ def _chain(
             request = g * BATCH + tl.arange(0, BATCH)
             real = request < requests
             final = _best(
-                board,
-                SLOTS - 1,
-                request,
-                real,
-                requests,
-                programs,
-                vocabulary,
-                SLOTS,
-                PARTS,
-                GREEDY,
-                MEETS,
-            )
+                board, SLOTS - 1, request, real, requests, programs, vocabulary,
+                SLOTS, PARTS, GREEDY, MEETS,
+            )  # fmt: skip
             tl.store(tokens + request.to(tl.int64) * SLOTS + SLOTS - 1, final, mask=real)
     if MEETS:
         # Who posts a slot has read the one before it. This program has read all posts of slot

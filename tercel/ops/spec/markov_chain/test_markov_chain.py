@@ -9,8 +9,8 @@ from tercel.contract.check import (
     check_meta,
     check_refusal,
     check_replay,
-    draw,
 )
+from tercel.contract.draw import draw
 from tercel.core.group import SingleGroup
 from tercel.errors import CheckFailed
 from tercel.ops.spec.markov_chain import CONTRACT, markov_chain

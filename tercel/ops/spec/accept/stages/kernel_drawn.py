@@ -82,6 +82,7 @@ def accept_drawn(
             over,
             facts,
             counters,
+            drafts.stride(0),
             vocabulary,
             requests,
             G=slots,
@@ -100,10 +101,10 @@ def accept_drawn(
         )
 
 
-@triton.jit(do_not_specialize=("requests",))
+@triton.jit(do_not_specialize=("draft_step", "requests"))
 def _accept(
     logits,  # [requests * (G + 1), vocabulary] f32
-    drafts,  # [requests, G] i64
+    drafts,  # [requests, G] i64, rows `draft_step` apart
     draft_logits,  # [requests * G, vocabulary] f32, or None: q is 1 on the draft
     num_drafts,  # [requests] i64
     temperature,  # [requests] f32
@@ -118,6 +119,7 @@ def _accept(
     over,  # [requests * (G + 1), parts] f64
     facts,  # [requests, FACTS, ROWS] f64
     counters,  # [groups, MEETINGS] i32 zeros
+    draft_step,
     vocabulary,
     requests,
     G: tl.constexpr,
@@ -175,6 +177,7 @@ def _accept(
     if (FIRST <= 2) and (LAST >= 2):
         for request in range(own, requests, groups * parts):
             r = wide + request
+            own_drafts = drafts + r * draft_step
             heat = tl.load(temperature + r)
             seed, position = tl.load(seeds + r), tl.load(positions + r)
             if (RULE == "match") or (heat == 0.0):
@@ -193,13 +196,13 @@ def _accept(
                             most, nothing + 1.0, most, nothing, chosen * 0 + vocabulary, heat,
                             goal, before, chosen * span, span, vocabulary, TILE, TILES, ROWS,
                         )  # fmt: skip
-                draft = tl.load(drafts + r * G + row, mask=slot, other=0)
+                draft = tl.load(own_drafts + row, mask=slot, other=0)
                 drafted = slot & (row < tl.load(num_drafts + r))
                 keep_matches(tokens, accepted, finite, r, token, is_finite, draft, drafted, G, ROWS)
             else:
                 plan(
-                    logits, drafts, draft_logits, num_drafts, largest, masses, facts, r, requests,
-                    heat, seed, position, vocabulary, parts, G, ROWS, PARTS, RULE,
+                    logits, own_drafts, draft_logits, num_drafts, largest, masses, facts, r,
+                    requests, heat, seed, position, vocabulary, parts, G, ROWS, PARTS, RULE,
                 )  # fmt: skip
         if MEETS and (LAST > 2):  # noqa: SIM102 -- the outer one is known when compiled
             if own < requests:
@@ -217,8 +220,8 @@ def _accept(
                 for j in range(G):
                     if pick(wanted, row, j) > 0.0:
                         over_part(
-                            logits, drafts, draft_logits, facts, over, r, j, heat, first, last,
-                            vocabulary, part, parts, G, ROWS, SPAN,
+                            logits, drafts + r * draft_step, draft_logits, facts, over, r, j,
+                            heat, first, last, vocabulary, part, parts, G, ROWS, SPAN,
                         )  # fmt: skip
         if MEETS:
             arrive(counters + 2)
@@ -231,8 +234,8 @@ def _accept(
             heat = tl.load(temperature + r)
             if heat > 0.0:
                 decide(
-                    logits, drafts, draft_logits, num_drafts, tokens, accepted, finite,
-                    largest, masses, over, facts, r, heat, tl.load(seeds + r),
+                    logits, drafts + r * draft_step, draft_logits, num_drafts, tokens, accepted,
+                    finite, largest, masses, over, facts, r, heat, tl.load(seeds + r),
                     tl.load(positions + r), vocabulary, span, parts, G, ROWS, SPAN, PARTS, RULE,
                 )  # fmt: skip
 

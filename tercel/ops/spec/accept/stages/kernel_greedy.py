@@ -38,6 +38,7 @@ def accept_greedy(
             *results,
             words,
             counters,
+            drafts.stride(0),
             vocabulary,
             parts,
             G=slots,
@@ -84,16 +85,17 @@ def store_result(
     tl.store(finite + r, tl.max(bad.to(tl.int32), 0) == 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("draft_step",))
 def _greedy(
     logits,  # [requests * (G + 1), vocabulary] f32
-    drafts,  # [requests, G] i64
+    drafts,  # [requests, G] i64, rows `draft_step` apart
     num_drafts,  # [requests] i64
     tokens,  # [requests, G + 1] i64
     accepted,  # [requests] i64
     finite,  # [requests] bool
     words,  # [requests * (G + 1), parts] i64
     counters,  # [requests] i32 zeros
+    draft_step,
     vocabulary,
     parts,
     G: tl.constexpr,
@@ -125,7 +127,7 @@ def _greedy(
         found = words + (r * (G + 1) + row)[:, None] * parts + column[None, :]
         best = tl.max(tl.load(found, mask=there, other=NEVER, cache_modifier=".cg"), 1)
         slot = row < G
-        draft = tl.load(drafts + r * G + row, mask=slot, other=0)
+        draft = tl.load(drafts + r * draft_step + row, mask=slot, other=0)
         drafted = slot & (row < tl.load(num_drafts + r))
         is_finite = tl.abs(score_of(best)) < float("inf")
         keep_matches(tokens, accepted, finite, r, id_of(best), is_finite, draft, drafted, G, ROWS)

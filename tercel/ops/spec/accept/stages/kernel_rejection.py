@@ -1,4 +1,7 @@
-"""Rejecting rules: what the decider of a request knows first, what p has over q, and the end."""
+"""Rejecting rules: what the decider of a request knows first, what p has over q, and the end.
+
+`drafts` points to those of the request at hand.
+"""
 
 import triton
 import triton.language as tl
@@ -49,7 +52,7 @@ def plan(
     row = tl.arange(0, ROWS)
     line = r * (G + 1) + row
     real, slot = row <= G, row < G
-    draft = tl.load(drafts + r * G + row, mask=slot, other=0)
+    draft = tl.load(drafts + row, mask=slot, other=0)
     drafted = slot & (row < tl.load(num_drafts + r))
     most, is_finite, mass = whole(largest, masses, line, parts, heat, real, PARTS)
     total = tl.where(is_finite, tl.sum(mass, 1), 1.0)
@@ -130,7 +133,7 @@ def over_part(
     most = tl.load(fact, cache_modifier=".cg").to(tl.float32)
     rest = mass_of(values, most, heat) * tl.load(fact + ROWS, cache_modifier=".cg")
     if draft_logits is None:
-        rest -= (at == tl.load(drafts + r * G + j)).to(tl.float64)
+        rest -= (at == tl.load(drafts + j)).to(tl.float64)
     else:
         others = draft_logits + (r * G + j) * vocabulary + at
         others = tl.load(others, mask=there, other=float("-inf"))
@@ -205,7 +208,7 @@ def decide(
     certain = tl.full((1,), 0, tl.int64) + vocabulary
     q_source = None
     if draft_logits is None:
-        certain = tl.where(is_whole, certain, tl.load(drafts + r * G + place))
+        certain = tl.where(is_whole, certain, tl.load(drafts + place))
     else:
         q_source = draft_logits + (r * G + place) * vocabulary
     token = search(
@@ -227,5 +230,5 @@ def decide(
         1,
     )
     own = tl.zeros((ROWS,), tl.int64) + tl.sum(token, 0)
-    draft = tl.load(drafts + r * G + row, mask=row < G, other=0)
+    draft = tl.load(drafts + row, mask=row < G, other=0)
     store_result(tokens, accepted, finite, r, number, own, is_finite, draft, G, ROWS)
