@@ -30,6 +30,8 @@ from tercel.weights.load import meta_model
 CONFIG = ROOT / "tests/configs/kimi_linear.json"
 PROMPT = 100
 WARM_STEPS, STEPS = 12, 48
+KERNELS = 12
+"""Of a graph that are named."""
 OPTIONS: dict[str, Any] = {
     "load_format": "dummy",
     "max_model_len": 1024,
@@ -94,6 +96,7 @@ def time_steps(llm: LLM, batch: int) -> dict[str, Any]:
         "low_ms": ordered[len(ordered) // 10],
         "high_ms": ordered[-1 - len(ordered) // 10],
         "graph_ms": graph_ms(llm, sink_plan(llm, batch)),
+        "kernels": kernel_times(llm, sink_plan(llm, batch)),
         "portable_sites": plain,
     }
 
@@ -122,6 +125,27 @@ def graph_ms(llm: LLM, plan: StepPlan) -> float | None:
         end.synchronize()
         times.append(start.elapsed_time(end))
     return statistics.median(times)
+
+
+@torch.inference_mode()
+def kernel_times(llm: LLM, plan: StepPlan) -> list[tuple[str, int, float]]:
+    """(kernel, launches, microseconds) in the graph of a step, longest first. Launches overlap: a
+    kernel's time holds its wait for the one before."""
+    graphs = llm.engine._runner._graphs  # type: ignore[attr-defined]
+    if graphs is None:
+        return []
+    replay = graphs._graphs[graphs.size_of(plan)].replay
+    replay()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        replay()
+        torch.cuda.synchronize()
+    spent: dict[str, list[float]] = {}
+    for event in trace.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            spent.setdefault(event.name, []).append(event.time_range.elapsed_us())
+    rows = [(name, len(each), sum(each)) for name, each in spent.items()]
+    return sorted(rows, key=lambda row: -row[2])[:KERNELS]
 
 
 def main(
@@ -164,6 +188,8 @@ def main(
             f"{floor_ms:.3f} ms ({floor['bytes'] / 1e9:.2f} GB); portable sites: "
             f"{', '.join(found['portable_sites']) or 'none'}"
         )
+        for kernel, launches, microseconds in found["kernels"]:
+            typer.echo(f"  {microseconds:8.1f} us in {launches:3} of {kernel}")
         write(out, name, result)
     llm.close()
 

@@ -74,10 +74,10 @@ CASES = (
 )
 
 
-def weights(case: Case) -> tuple[torch.Tensor, ...]:
+def weights(case: Case, latent: int = LATENT) -> tuple[torch.Tensor, ...]:
     """Random packed weights: every pattern of bits is one."""
     made = []
-    for rows, depth in ((2 * case.width, LATENT), (LATENT, case.width)):
+    for rows, depth in ((2 * case.width, latent), (latent, case.width)):
         split = Split(depth)
         shape = (case.experts, rows // 16, split.parts)
         words = torch.randint(

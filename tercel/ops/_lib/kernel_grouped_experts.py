@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tercel.ops._lib.kernel_slot_products import Experts
+from tercel.ops._lib.kernel_activation import Activation
+from tercel.ops._lib.kernel_slot_products import Experts, Matrix, choose, product, rows_in_act
 from tercel.ops._lib.kernel_slots import Slots, combine, in_chunks, sort
 
 
@@ -52,3 +53,29 @@ def grouped(
         return combine(outputs, ids, weights, experts.first, experts.count)
 
     return in_chunks(run, z, ids, weights)
+
+
+PLAIN = Form(choose, product, rows_in_act)
+
+
+def experts_of_act(
+    z: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor | None,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor | None,
+    w13_scale_2: torch.Tensor | None = None,
+    w2_scale_2: torch.Tensor | None = None,
+    *,
+    first_expert: int,
+    activation: str,
+    beta: float | None,
+    linear_beta: float | None,
+    forms: tuple[Form, ...] = (PLAIN,),
+) -> torch.Tensor:
+    """As moe/experts_grouped, with its weights packed."""
+    up, down = Matrix(w13, w13_scale), Matrix(w2, w2_scale)
+    experts = Experts(up, down, first_expert, Activation(activation, beta, linear_beta))
+    return grouped(z, ids, weights, experts, forms)

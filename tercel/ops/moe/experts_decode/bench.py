@@ -21,7 +21,10 @@ BENCH = Bench(
         Cell("whole experts", T=2, k=2, E=4, L=3584, I=3072, mxfp4=True),
         Cell("no slot here", T=2, k=16, E=4, L=3584, I=768, total=48, first=48, mxfp4=True),
         Cell("Kimi-Linear", ("tp1",), T=1, k=8, E=16, L=2304, I=1024, activation="silu"),
-        Cell("Kimi-Linear, batch", ("tp1",), T=8, k=8, E=16, L=2304, I=1024, activation="silu"),
+        *(
+            Cell("Kimi-Linear, batch", ("tp1",), T=t, k=8, E=16, L=2304, I=1024, activation="silu")
+            for t in (8, 32)
+        ),
     ),
     peers={"humming, products alone": humming},
     goals=(Goal(8.5, T=1, k=4, I=768, early=True), Goal(40.5, T=8, k=4, I=768)),

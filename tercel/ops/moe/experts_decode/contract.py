@@ -50,6 +50,7 @@ CONTRACT = Contract(
         Cell("a quarter of the experts", T=5, k=4, E=4, L=64, I=32, total=16, first=12),
         Cell("NVFP4, a second scale per matrix", ("tp1",), T=2, k=4, E=9, L=64, I=32, nvfp4=True),
         Cell("ids early", ("tp1",), T=1, k=4, E=8, L=128, I=128, early=True, mxfp4=True),
+        Cell("large bf16 experts", T=3, k=2, E=3, L=512, I=512, activation="silu"),
         Cell("largest token count", T=MAX_TOKENS, k=2, E=4, L=32, I=32, mxfp4=True),
     ),
     tolerance=TOLERANCE,

@@ -6,11 +6,10 @@ The interpreter does not run it: the CPU tests cover kernel_triton.py alone.
 
 from functools import partial
 
-from tercel.ops._lib.kernel_grouped_experts import Form
+from tercel.ops._lib.kernel_grouped_experts import PLAIN, Form, experts_of_act
 from tercel.ops._lib.kernel_slot_products import rows_in_act
 from tercel.ops._lib.kernel_slot_wgmma import choose, product, serves
-from tercel.ops.moe.experts_grouped.kernel_triton import PLAIN, run
 
 WARPGROUPS = Form(choose, product, rows_in_act, partial(serves, e4m3=False))
 
-experts_grouped = partial(run, forms=(WARPGROUPS, PLAIN))
+experts_grouped = partial(experts_of_act, forms=(WARPGROUPS, PLAIN))
