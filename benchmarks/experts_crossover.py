@@ -21,8 +21,7 @@ from tercel.ops._lib.kernel_activation import Activation
 from tercel.ops._lib.kernel_experts import Rows, Slots, few_tokens
 from tercel.ops._lib.kernel_grouped_experts import PLAIN, Form, grouped
 from tercel.ops._lib.kernel_slot_products import Config, Experts, Matrix, product, rows_in_act
-from tercel.ops._lib.kernel_slot_wgmma import Block
-from tercel.ops.moe.experts_grouped.kernel_gluon import WARPGROUPS
+from tercel.ops._lib.kernel_slot_wgmma import WARPGROUPS, Block
 
 CALLS = 8
 TOKENS = (2, 4, 8, 16, 32, 64)

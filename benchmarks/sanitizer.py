@@ -193,8 +193,8 @@ def main(
                 took = f"{entry['verdict']} ({entry['seconds']} s)"
                 typer.echo(f"{entry['tool']:10} {entry['kernel']}: {took}")
                 found.append(entry)
-    found.sort(key=lambda entry: entry["kernel"])
-    write(out, "sanitizer", {"families": found})
+            found.sort(key=lambda entry: entry["kernel"])
+            write(out, "sanitizer", {"families": found})
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ DECODE = (
     Cell("half of the width", T=2, k=16, E=8, I=384, total=20, **HERE),
     Cell("whole experts", T=2, k=16, E=3, I=3072, total=20, **HERE),
     Cell("capacity: every slot here", T=8, k=16, E=16, I=192, **HERE),
+    Cell("many tokens", T=64, k=16, E=8, I=768, total=20, **HERE),
     Cell("none here", T=2, k=16, E=2, I=768, total=99, first=99, **HERE),
     Cell("Kimi-Linear", T=2, k=8, E=9, L=2304, I=1024, activation="silu"),
 )

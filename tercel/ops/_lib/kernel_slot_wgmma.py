@@ -11,6 +11,7 @@ large for a row's largest scale: exact down to 2 ** -11 of that, and smaller sca
 They come in a packed form of their own, for which a group's scale makes a table of eight bytes.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
 from tercel.ops._lib.expert_tiles import Split
 from tercel.ops._lib.kernel_activation import Activation, activate, activation_options
-from tercel.ops._lib.kernel_slot_products import Experts, Matrix
+from tercel.ops._lib.kernel_grouped_experts import Form
+from tercel.ops._lib.kernel_slot_products import Experts, Matrix, rows_in_act
 from tercel.ops._lib.kernel_slots import Slots, column_of, ends
 
 # Triton 3.9 has renamed it.
@@ -46,9 +48,14 @@ class Block(NamedTuple):
         return sum(self.pieces)
 
 
-PIECES: tuple[tuple[int, tuple[int, ...]], ...] = ((48, (32,)), (96, (64,)), (1 << 30, (64, 32)))
+PIECES: tuple[tuple[int, tuple[int, ...]], ...] = (
+    (8, (16,)),
+    (48, (32,)),
+    (96, (64,)),
+    (1 << 30, (64, 32)),
+)
 """The first row whose limit on slots per expert, if all were here, holds a call decides;
-benchmarks/experts_prefill.py measures them."""
+benchmarks/experts_prefill.py and, few slots, benchmarks/experts_crossover.py measure them."""
 
 
 def choose(slots_per_expert: float, *, stages: int = MOST_STAGES) -> Block:
@@ -100,6 +107,9 @@ def product(
         PARTS=split.parts, LOADS=split.loads, OCTETS=split.octets, num_warps=warps,
     )  # fmt: skip
     return out
+
+
+WARPGROUPS = Form(choose, product, rows_in_act, partial(serves, e4m3=False))
 
 
 @gluon.constexpr_function

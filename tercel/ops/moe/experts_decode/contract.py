@@ -51,6 +51,7 @@ CONTRACT = Contract(
         Cell("NVFP4, a second scale per matrix", ("tp1",), T=2, k=4, E=9, L=64, I=32, nvfp4=True),
         Cell("ids early", ("tp1",), T=1, k=4, E=8, L=128, I=128, early=True, mxfp4=True),
         Cell("large bf16 experts", T=3, k=2, E=3, L=512, I=512, activation="silu"),
+        Cell("many tokens", ("tp1",), T=40, k=4, E=8, L=256, I=256, mxfp4=True),
         Cell("largest token count", T=MAX_TOKENS, k=2, E=4, L=32, I=32, mxfp4=True),
     ),
     tolerance=TOLERANCE,

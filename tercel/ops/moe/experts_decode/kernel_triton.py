@@ -1,18 +1,24 @@
-"""The kernels of tercel/ops/_lib/kernel_experts.py at up to 64 tokens; large plain matrices, which
-take longest to read, are read once for all tokens of an expert, as moe/experts_grouped reads them.
+"""The kernels of tercel/ops/_lib/kernel_experts.py at up to 64 tokens, which read an expert for
+each of its slots. Where experts are large and plain they are read once for all of them, in the form
+of moe/experts_grouped.
 """
+
+from functools import partial
 
 import torch
 
-from tercel.ops._lib import kernel_experts, kernel_grouped_experts
+from tercel.ops._lib import kernel_experts
+from tercel.ops._lib.kernel_activation import Activation
+from tercel.ops._lib.kernel_grouped_experts import PLAIN, Form, grouped
+from tercel.ops._lib.kernel_slot_products import Experts, Matrix
 
 LARGE = 1 << 19
 """Elements of an expert's w13 from which sorting the slots is worth its launches, where there is
 more than one token. Chosen by measurement (benchmarks/experts_crossover.py), which also says that
-MXFP4 is better read slot by slot."""
+MXFP4 is better read slot by slot than by these products."""
 
 
-def experts_decode(
+def run(
     z: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
@@ -28,11 +34,25 @@ def experts_decode(
     beta: float | None,
     linear_beta: float | None,
     ids_early: bool = False,
+    forms: tuple[Form, ...],
 ) -> torch.Tensor:
-    given = (z, ids, weights, w13, w13_scale, w2, w2_scale, w13_scale_2, w2_scale_2)
-    options = {"activation": activation, "beta": beta, "linear_beta": linear_beta}
-    if w13_scale is None and len(z) > 1 and w13[0].numel() >= LARGE:
-        run = kernel_grouped_experts.experts_of_act
-        return run(*given, first_expert=first_expert, **options)
-    run = kernel_experts.experts_of_act
-    return run(*given, first_expert=first_expert, ids_early=ids_early, **options)
+    """In the first of `forms` that serves the call, else slot by slot."""
+    act = Activation(activation, beta, linear_beta)
+    experts = Experts(Matrix(w13, w13_scale), Matrix(w2, w2_scale), first_expert, act)
+    form = next((form for form in forms if form.serves(z, experts)), None)
+    if form is not None:
+        return grouped(z, ids, weights, experts, (form,))
+    slots = kernel_experts.Slots(ids, weights, first_expert)
+    packed = (w13, w13_scale, w2, w2_scale)
+    rows = kernel_experts.Rows(z)
+    return kernel_experts.few_tokens(rows, slots, packed, act, ids_early=ids_early)
+
+
+def _is_large(z: torch.Tensor, experts: Experts) -> bool:
+    w13 = experts.up
+    return w13.scales is None and len(z) > 1 and w13.values[0].numel() >= LARGE
+
+
+SHARED = PLAIN._replace(serves=_is_large)
+
+experts_decode = partial(run, forms=(SHARED,))

@@ -3,24 +3,26 @@
 import torch
 
 from tercel.contract import kernel, operation, portable, reference
+from tercel.core.arch import Arch
 from tercel.ops._lib import expert_tiles
 from tercel.ops._lib.experts import pack
 from tercel.ops.moe.experts_decode import portable as fast
 from tercel.ops.moe.experts_decode import reference as naive
 from tercel.ops.moe.experts_decode.contract import CONTRACT
 
+OPTIONS = {
+    "pack": expert_tiles.pack,
+    "packed_bytes": expert_tiles.packed_bytes,
+    "triggers_early": False,
+}
+
 
 @operation(
     CONTRACT,
     reference(naive.experts_decode),
     portable(fast.experts_decode, pack=pack),
-    kernel(
-        "triton",
-        naive.experts_decode,
-        pack=expert_tiles.pack,
-        packed_bytes=expert_tiles.packed_bytes,
-        triggers_early=False,
-    ),
+    kernel("gluon", naive.experts_decode, archs=frozenset({Arch.SM_90}), **OPTIONS),
+    kernel("triton", naive.experts_decode, **OPTIONS),
 )
 def experts_decode(
     z: torch.Tensor,

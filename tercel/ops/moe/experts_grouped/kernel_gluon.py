@@ -6,10 +6,7 @@ The interpreter does not run it: the CPU tests cover kernel_triton.py alone.
 
 from functools import partial
 
-from tercel.ops._lib.kernel_grouped_experts import PLAIN, Form, experts_of_act
-from tercel.ops._lib.kernel_slot_products import rows_in_act
-from tercel.ops._lib.kernel_slot_wgmma import choose, product, serves
-
-WARPGROUPS = Form(choose, product, rows_in_act, partial(serves, e4m3=False))
+from tercel.ops._lib.kernel_grouped_experts import PLAIN, experts_of_act
+from tercel.ops._lib.kernel_slot_wgmma import WARPGROUPS
 
 experts_grouped = partial(experts_of_act, forms=(WARPGROUPS, PLAIN))
