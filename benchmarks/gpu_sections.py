@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+SHOWN = 6
+"""Kernels of a graph."""
+
 
 def _measured(entry: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in entry["versions"].items())
@@ -27,9 +30,20 @@ def _decode_steps(entry: dict[str, Any]) -> str:
         f"## Kimi-Linear 48B, random weights\n\n{gigabytes:.1f} GB of weights drawn on the device, "
         f"ready in {entry['loaded_s']:.0f} s. A step is what the engine takes from plan to tokens "
         "on the host; the floor is the bytes that it must read at the copy bandwidth, experts as "
-        "far as so many tokens reach them.\n\n"
+        "far as so many tokens reach them when all are equally likely. Random weights choose more "
+        "alike, so that many tokens read less.\n\n"
     )
-    return text + table(head, rows) + _measured(entry)
+    launched = [
+        (batch, name.partition("(")[0][:60], str(count), f"{microseconds / 1e3:.3f}")
+        for batch, step in entry["steps"].items()
+        for name, count, microseconds in step["kernels"][:SHOWN]
+    ]
+    spent = (
+        f"\nThe {SHOWN} kernels that take longest in a step's graph. Launches overlap: a time "
+        "holds the wait for the launch before.\n\n"
+    )
+    spent += table(("batch", "kernel", "launches", "ms"), launched)
+    return text + table(head, rows) + spent + _measured(entry)
 
 
 def _nano(entry: dict[str, Any]) -> str:

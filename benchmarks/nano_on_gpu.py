@@ -36,6 +36,8 @@ CPU_ANSWERS = ROOT / "benchmarks/nano_cpu_answers.json"
 SEED = 20
 MAX_TOKENS = 400
 BATCH = 16
+WIDEST_ULPS = 4.0
+"""Of bf16: what the logits of two tokens between which a text parts may lie apart."""
 BF16_BITS = 8
 """Significant bits; the last is an ulp."""
 
@@ -136,6 +138,16 @@ def logprob_difference(llm: LLM, prompt: list[int], oracle: Oracle) -> float:
     return found
 
 
+def refuse_wide(forks: Sequence[Fork]) -> None:
+    """Ends the process with exit status 1 where a text parted by more than a rounding."""
+    wide = [fork for fork in forks if fork.ulps >= WIDEST_ULPS]
+    for fork in wide:
+        text = f"problem {fork.problem} parts at token {fork.position} by {fork.ulps:.1f} ulps"
+        typer.echo(f"{text}: not a rounding", err=True)
+    if wide:
+        raise typer.Exit(1)
+
+
 def paired_p(cpu: Sequence[Answer], gpu: Sequence[Answer]) -> float:
     """Of McNemar's exact test: how likely are so uneven disagreements by chance."""
     first = sum(a.is_right and not b.is_right for a, b in zip(cpu, gpu, strict=True))
@@ -210,6 +222,7 @@ def main(
     write(out, "nano_on_gpu", result)
     shown = {name: value for name, value in result.items() if name != "decode_calls"}
     typer.echo(json.dumps(shown, indent=1))
+    refuse_wide(forks)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,15 @@ import typer
 
 from benchmarks.decode_step import floor_bytes, graph_ms, sink_plan
 from benchmarks.gpu_results import write
-from benchmarks.nano_on_gpu import Answer, Fork, Oracle, decode_sites, fork_of, prompts_of
+from benchmarks.nano_on_gpu import (
+    Answer,
+    Fork,
+    Oracle,
+    decode_sites,
+    fork_of,
+    prompts_of,
+    refuse_wide,
+)
 from benchmarks.paths import NANO, ROOT, Model
 from tercel.config import SamplingParams
 from tercel.contract import PLAIN
@@ -169,11 +177,13 @@ def main(
         "graphs": {name: {"count": len(g), "seconds": g.seconds} for name, g in captured.items()},
         "batches": {},
     }
+    parted: list[Fork] = []
     for batch in sizes:
         few = prompts[: 4 * batch]
         _, slow = race({"op by op": engines["op by op"]}, few, batch)
         paces, rates = race({"plain": plain, "drafted": drafted}, prompts, batch)
         forks = compare(prompts, paces["plain"], paces["drafted"], model)
+        parted += forks
         bytes_of = {
             "plain": floor_bytes(plan, batch, CONTEXT)["bytes"],
             "drafted": floor_bytes(plan, batch, CONTEXT, 1 + count)["bytes"]
@@ -215,6 +225,7 @@ def main(
     write(out, "speculation_on_gpu", result)
     shown = {name: value for name, value in result.items() if name != "batches"}
     typer.echo(json.dumps(shown, indent=1) + f"\n{time.monotonic() - started:.1f} s")
+    refuse_wide(parted)
 
 
 def _graph_speedup(found: dict[str, dict[str, Any]]) -> float | None:

@@ -105,6 +105,7 @@ def test_sections_of_other_programs(held, tmp_path):
     held(receipt())
     run = {"command": "python -m x", "date": "2026-11-30", "device": "H200", "versions": {}}
     step = {"step_ms": 3.0, "low_ms": 2.9, "high_ms": 3.1, "graph_ms": 2.5, "floor_ms": 1.5}
+    step["kernels"] = [["ring", 109, 1283.1]]
     entries = {
         "kimi_linear_48b": {
             **run,
@@ -148,6 +149,7 @@ def test_sections_of_other_programs(held, tmp_path):
     results = tmp_path / "h200.json"
     results.write_text(json.dumps(entries))
     page = gpu_page.render(results)
+    assert "| 1 | ring | 109 | 1.283 |" in page
     assert "| 1 | 3.000 (2.900..3.100) | 2.500 | 1.500 | 6.00 | none |" in page
     assert "| 3 | 7 | 0.0100 | 1.50 |" in page
     assert "1 certified implementations and 1 portable ones: route:route:reference" in page
