@@ -123,13 +123,13 @@ class Soak:
             self.reasons[output.request_id] = output.finish_reason
 
 
-def main():
+def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--nano", action="store_true")
     parser.add_argument("--rule", choices=("match", "token", "block"), default="match")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.nano:
         soak = Soak(nano(arguments.rule), 5, 30, problems())
     else:
@@ -171,7 +171,8 @@ def main():
 def share_near(request, ours, alone, rule, *, size=MARGIN, tries=TRIES):
     """Of `tries` runs of `request` alone, each logit off by up to `size`: the share that has the
     tokens of `ours` as far as it has parted from `alone`."""
-    parted = next(i for i, (a, b) in enumerate(zip(ours, alone, strict=False)) if a != b) + 1
+    pairs = enumerate(zip(ours, alone, strict=False))
+    parted = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(alone))) + 1
     with disturbed_logits(size):
         runs = nano_texts({str(i): request for i in range(tries)}, rule, max_running=1)
     return sum(text[:parted] == ours[:parted] for text in runs.values()) / tries
