@@ -40,6 +40,8 @@ FAILED = 99
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 """Every tensor is an allocation of its own, so that what lies behind one is nobody's."""
 PROCESSES = 16
+SERVED = {"L": 512, "I": 512}
+"""Sizes that warpgroup products of experts divide without a rest."""
 TINY: Mapping[str, Cell] = {
     "mla_decode": Cell(
         "entries that no parts divide evenly; pages that Gluon's kernel serves",
@@ -54,6 +56,18 @@ TINY: Mapping[str, Cell] = {
         **{"H": 2, "K": 32, "V": 32, "L": 32, "E": 48, "PS": 16, "PAGES": 8, "gated": True},
         **{"cu_seqlens": (0, 20, 21), "context_lens": (30, 3)},
     ),
+    "gemv": Cell("rows in a ring", T=1, K=256, M=512, sigmoid_from=None),
+    "experts_decode": Cell("more than 32 tokens", T=40, k=2, E=4, **SERVED, mxfp4=True),
+    "experts_grouped": Cell("a block of slots", T=20, k=2, E=4, **SERVED, mxfp4=True),
+    "experts_grouped_e4m3": Cell("a block of slots", T=20, k=2, E=4, **SERVED),
+    **{
+        name: Cell("a cluster of blocks", S=8, T=1, N=7168, **more)
+        for name, more in {
+            "attn_res": {},
+            "attn_res_rms_norm": {},
+            "add_attn_res_rms_norm": {"prefix": True},
+        }.items()
+    },
 }
 """Cells of ops whose contracts have no cell that is small and runs their kernels."""
 
