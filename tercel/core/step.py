@@ -126,8 +126,10 @@ class StepPlan:
 
 
 def _widened(row: Row, width: int, page_size: int) -> Row:
-    tokens = row.tokens + (0,) * (width - row.num_tokens)
     missing = -(-(row.context_len + width) // page_size) - len(row.pages)
+    if row.num_tokens == width and missing <= 0:  # as most are: a copy takes longer than the check
+        return row
+    tokens = row.tokens + (0,) * (width - row.num_tokens)
     return replace(row, tokens=tokens, pages=row.pages + (SINK,) * missing)
 
 

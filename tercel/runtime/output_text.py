@@ -18,6 +18,8 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """The text that is certain now. After a match, the text before it, then nothing."""
+        if not self._stops:
+            return text
         if self.found is not None:
             return ""
         text = self._held + text

@@ -1,7 +1,6 @@
 """The engine's side of one request: tokens to text, the end of it, and when things happened."""
 
-from dataclasses import replace
-
+from tercel.core.sampling import TokenLogprobs
 from tercel.runtime.metrics import RequestClock
 from tercel.runtime.output_text import OutputText
 from tercel.runtime.outputs import RequestOutput
@@ -40,24 +39,27 @@ class Request:
                 num_used, reason = count, "stop"
                 break
         self._num_tokens += num_used
-        output = self._output(reason)
-        return replace(
-            output,
-            token_ids=progress.tokens[:num_used],
-            logprobs=progress.logprobs[:num_used],
-            text="".join(pieces) + output.text,
-        )
+        tokens, logprobs = progress.tokens[:num_used], progress.logprobs[:num_used]
+        return self._output(reason, tokens, logprobs, "".join(pieces))
 
     def abort(self) -> RequestOutput:
         """The last output of a request that is ended from outside."""
         return self._output("abort")
 
-    def _output(self, reason: FinishReason | None) -> RequestOutput:
-        """An output without new tokens; at the end, with the text that was held back."""
+    def _output(
+        self,
+        reason: FinishReason | None,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprobs, ...] = (),
+        text: str = "",
+    ) -> RequestOutput:
+        """An output of new tokens; at the end, with the text that was held back."""
         stopped_by = self._text.stopped_by
         return RequestOutput(
             self.sequence.request_id,
-            text=self._text.finish() if reason else "",
+            token_ids=tokens,
+            logprobs=logprobs,
+            text=text + self._text.finish() if reason else text,
             finish_reason=reason,
             stop_reason=self.sequence.stop_reason if stopped_by is None else stopped_by,
             error=self._error() if reason == "error" else None,

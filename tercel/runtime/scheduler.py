@@ -10,7 +10,7 @@ advances and every request ends.
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tercel.core.sampling import GREEDY, RowResult, RowSampling, StepResult, TokenLogprobs
 from tercel.core.step import Row, StepPlan
@@ -194,14 +194,15 @@ class Scheduler:
 
     def _verify_row(self, sequence: Sequence, drafts: Mapping[str, Drafts], width: int) -> Row:
         """The last token and its drafts; a padding token brings the row to `width`."""
-        row = self._row(sequence, num_tokens=1)
         found, after = drafts.get(sequence.request_id, ((), ()))
-        padding = (0,) * (width - 1 - len(found))
         held = self._cache[sequence.request_id]
-        return replace(
-            row,
-            tokens=row.tokens + found + padding,
+        return Row(
+            sequence.request_id,
+            tokens=(sequence.token_ids[-1], *found, *(0,) * (width - 1 - len(found))),
+            context_len=sequence.num_computed,
+            slot=held.slot,
             pages=held.pages[: self._cache.pages_for(sequence.num_computed + width)],
+            sampling=sequence.sampling(),
             num_drafts=len(found),
             after_drafts=after,
             pending=sequence.pending,
