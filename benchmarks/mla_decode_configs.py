@@ -23,11 +23,15 @@ from tercel.contract.compare import measure
 from tercel.contract.draw import draw
 from tercel.contract.timing import Work, copy_bandwidth, in_graph, interleave
 from tercel.ops._lib.kernel_latent_merge import Config, Merge, Where, merge
+from tercel.ops._lib.kernel_latent_parts import Context, attend
 from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_decode.bench import BENCH, flash_mla
-from tercel.ops.attention.mla_decode.kernel_triton import attend
+from tercel.ops.attention.mla_decode.kernel_gluon_sm_90 import _attend_many
+from tercel.ops.attention.mla_decode.kernel_triton import _attend_parts
 
 SHOWN = 6
+FILLS = 16, 32, 66, 132, 264
+"""Programs of a call."""
 ULPS = 2.0
 Arguments = dict[str, Any]
 
@@ -37,7 +41,12 @@ def tiles(queries: int) -> Iterator[tuple[int, int, int, int]]:
     if queries <= 16:
         yield from ((32, 16, 4, 3), (32, 16, 4, 2), (64, 16, 8, 2), (64, 16, 4, 2), (16, 16, 4, 5))
     else:
-        yield from ((32, 64, 8, 4), (64, 64, 8, 2), (32, 32, 4, 3), (32, 32, 8, 3))
+        yield from ((32, 64, 8, 4), (32, 32, 4, 3))
+        yield MANY
+
+
+MANY = 64, 64, 8, 2
+"""What kernel_gluon_sm_90.py serves, of bf16 pages."""
 
 
 def merges(tokens: int, parts: int) -> Iterator[Merge]:
@@ -55,17 +64,17 @@ def configurations(cell: Cell) -> Iterator[tuple[Config, Merge]]:
     for tokens, columns, warps, stages in tiles(queries):
         blocks = rows * -(-queries // columns)
         most = -(-length // tokens)
-        for parts in sorted({min(max(n // blocks, 1), most) for n in (16, 32, 128, 256, 264)}):
+        for parts in sorted({min(max(n // blocks, 1), most) for n in FILLS}):
             config = Config(tokens, columns, warps, stages, parts, 1)
             yield from ((config, each) for each in merges(rows * width, parts))
 
 
 def call(a: Arguments, config: Config, merged: Merge) -> torch.Tensor:
     """One call of the op with these configurations."""
-    capacity = a["block_table"].shape[1] * a["pages"].shape[1]
-    inputs = (a[n] for n in ("query", "pages", "block_table", "context_lens", "page_scale"))
-    parts = attend(*inputs, a["w_v"].shape[2], a["width"], a["scale"], config)
-    where = Where(a["context_lens"], a["width"], capacity, config)
+    context = Context(**{name: a[name] for name in Context._fields})
+    kernel = _attend_many if config[:4] == MANY else _attend_parts
+    parts = attend(kernel, context, a["w_v"].shape[2], config)
+    where = Where(context.context_lens, context.width, context.capacity, config)
     return merge(*parts, where, a["w_v"], a["gate"], a["query"].dtype, merged)
 
 
@@ -98,10 +107,13 @@ def contenders(drawn: Arguments, cell: Cell, sets: list[Arguments]) -> dict[str,
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="write every median as JSON")
+    parser.add_argument("--queries", type=int, default=1, help="of cells with so many query rows")
     options = parser.parse_args()
     print(f"copy {copy_bandwidth(device='cuda') / 1e9:.0f} GB/s")
     medians = {}
     for cell in BENCH.cells:
+        if cell["H"] * cell["width"] < options.queries:
+            continue
         drawn = draw(mla_decode, cell, dtype=torch.bfloat16, device="cuda")
         sets = cold_sets(drawn)
         works, peers = contenders(drawn, cell, sets), []

@@ -20,11 +20,15 @@ CODES = Cell("", **ROWS.sizes, fp8=True)
 SEQUENCES = Cell("", **EXPANDED, **SIZES, cu_seqlens=(0, 300, 500), context_lens=(900, 0))
 FEW = Cell("", **{**ROWS.sizes, "width": 1})
 FEW_CODES = Cell("", **FEW.sizes, fp8=True)
+MANY = Cell("", **{**ROWS.sizes, "width": 8})
+EVERY = Cell("", **{**FEW.sizes, "H": 96})
 DECODE = {
     "triton": (ROWS, "triton"),
     "triton-fp8": (CODES, "triton"),
     "gluon": (FEW, "gluon"),
     "gluon-fp8": (FEW_CODES, "gluon"),
+    "gluon_sm_90": (MANY, "gluon_sm_90"),
+    "gluon_sm_90-heads": (EVERY, "gluon_sm_90"),
 }
 CALLS = {name: (mla_decode, *call) for name, call in DECODE.items()}
 CALLS["prefill"] = (mla_prefill, SEQUENCES, "triton")
@@ -77,12 +81,16 @@ def test_lengths_and_tables_change_in_a_graph(cell, name):
         assert torch.equal(out, run(**drawn))
 
 
-@pytest.mark.parametrize("cell", [FEW, FEW_CODES], ids=["bf16", "fp8"])
-def test_a_step_reads_its_own_entries_after_the_launch_that_writes_them(cell):
+@pytest.mark.parametrize(
+    ("cell", "name"),
+    [(FEW, "gluon"), (FEW_CODES, "gluon"), (EVERY, "gluon_sm_90")],
+    ids=["bf16", "fp8", "heads"],
+)
+def test_a_step_reads_its_own_entries_after_the_launch_that_writes_them(cell, name):
     """Nothing lies between the launches of a graph: the first tiles of a call are on their way
     while its row's newest entry is still being written."""
     drawn = arguments(mla_decode, cell)
-    decode, append = mla_decode.using("gluon"), mla_append.using("triton")
+    decode, append = mla_decode.using(name), mla_append.using("triton")
     lengths, pages, scale = drawn["context_lens"], drawn["pages"], drawn["page_scale"]
     page = drawn["block_table"].gather(1, (lengths // 64)[:, None])[:, 0]
     slots, norm = page * 64 + lengths % 64, torch.ones(HEAD["L"], device="cuda").bfloat16()

@@ -75,10 +75,17 @@ BENCH = Bench(
             for context, rows in ((1, 1), (8, 1), (64, 1), (8, 8), (64, 8))
         ),
         cell("longest context", TP16, 6, 256 * KIB, 1),
-        *(cell("seven drafts", SPECULATIVE, 6, 8 * KIB, rows, width=8) for rows in (1, 8)),
+        *(
+            cell("seven drafts", SPECULATIVE, 6, context * KIB, rows, width=8)
+            for context, rows in ((8, 1), (8, 8), (64, 1))
+        ),
+        cell("seven drafts", ("tp8_pp2",), 12, 8 * KIB, 8, width=8),
         cell("FP8 cache", TP16, 6, 64 * KIB, 1, fp8=True),
         cell("a rank of eight", ("tp8_pp2",), 12, 8 * KIB, 8),
-        cell("every head", (), 96, 8 * KIB, 8),
+        *(
+            cell("every head", (), 96, context * KIB, rows)
+            for context, rows in ((1, 1), (8, 1), (8, 8), (64, 8))
+        ),
     ),
     peers={"flash_mla": flash_mla},
     goals=tuple(

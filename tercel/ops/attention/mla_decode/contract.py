@@ -122,6 +122,16 @@ CONTRACT = Contract(
         cell("no gate, as Kimi-Linear", "tp1", (3, 90, 61), **TINY, width=2, gated=False),
         cell("a rank of 8, FP8 cache", "tp8_pp2", (130, 64), H=12, PAGES=9, fp8=True),
         cell("every head on one rank", "", (130, 250), H=96, PAGES=9),
+        cell(
+            "drafts before, at and past a tile's end",
+            RANK,
+            (0, 50, 56, 191),
+            width=8,
+            H=6,
+            PAGES=9,
+            gated=False,
+        ),
+        cell("many tiles a part", "", (3000, 63, 2), H=96, PAGES=52),
     ),
     tolerance=Tolerance(
         element_ulps=8,

@@ -18,18 +18,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kernel_latent_merge import (
-    FUSED_PARTS,
-    Config,
-    Where,
-    choose_merge,
-    merge,
+from tercel.ops._lib.kernel_latent_merge import FUSED_PARTS, Config
+from tercel.ops._lib.kernel_latent_parts import (
+    MOST_PARTS,
+    PROGRAMS,
+    SMALLEST,
+    Context,
+    decode,
+    fetch_tile,
+    page_of,
+    tiles_of,
 )
 from tercel.ops.attention.mla_decode import kernel_triton
-from tercel.ops.attention.mla_decode.kernel_triton import LOG2_E, MOST_PARTS, PROGRAMS, SMALLEST
-
-# Triton 3.9 has renamed it.
-copy_to_shared = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
 COLUMNS = 8
 """Query rows of a program, and of a call."""
@@ -37,15 +37,13 @@ DEPTH = 128
 """Elements of an entry that one sum of scores runs over, besides the turned ones."""
 
 
-def choose(
-    query: torch.Tensor, pages: torch.Tensor, rows: int, room: int, rank: int, width: int
-) -> Config | None:
-    """The configuration for `rows` rows of `room` pages; None: these are not for this kernel."""
-    page_size, entry = pages.shape[1:]
-    turned = entry - rank
+def choose(context: Context, rank: int) -> Config | None:
+    """The configuration; None: this is not for this kernel."""
+    query, pages, (rows, room) = context.query, context.pages, context.block_table.shape
+    page_size, turned = pages.shape[1], query.shape[2] - rank
     if (
         query.dtype == torch.float32
-        or width * query.shape[1] > COLUMNS
+        or context.queries > COLUMNS
         or page_size % 32
         or rank % DEPTH
         or turned not in (32, 64, 128)
@@ -76,70 +74,14 @@ def mla_decode(
     scale: float,
     page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    rows, room = block_table.shape
-    config = choose(query, pages, rows, room, w_v.shape[2], width)
+    context = Context(query, pages, block_table, context_lens, page_scale, width, scale)
+    config = choose(context, w_v.shape[2])
     if config is None:
         return kernel_triton.mla_decode(
             query, pages, block_table, context_lens, w_v, gate,
             width=width, scale=scale, page_scale=page_scale,
         )  # fmt: skip
-    parts = attend(
-        query, pages, block_table, context_lens, page_scale, w_v.shape[2], width, scale, config
-    )
-    where = Where(context_lens, width, room * pages.shape[1], config)
-    return merge(*parts, where, w_v, gate, query.dtype, choose_merge(len(query), config.parts))
-
-
-def attend(
-    query: torch.Tensor,
-    pages: torch.Tensor,
-    block_table: torch.Tensor,
-    context_lens: torch.Tensor,
-    page_scale: torch.Tensor | None,
-    rank: int,
-    width: int,
-    scale: float,
-    config: Config,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """As that of kernel_triton.py."""
-    rows, room = block_table.shape
-    heads, entry = query.shape[1:]
-    queries = width * heads
-    mixed = query.new_empty(rows, config.parts, queries, rank, dtype=torch.float32)
-    weight = query.new_empty(rows, config.parts, queries, dtype=torch.float32)
-    _attend_few[(config.parts, rows)](
-        query,
-        pages,
-        block_table,
-        context_lens,
-        page_scale,
-        mixed,
-        weight,
-        queries,
-        heads,
-        width,
-        room,
-        scale * LOG2_E,
-        PAGE=pages.shape[1],
-        L=rank,
-        D=entry - rank,
-        TOKENS=config.tokens,
-        COLUMNS=config.columns,
-        DEPTH=DEPTH,
-        LEAST=config.least,
-        STAGES=config.stages,
-        num_warps=config.warps,
-        launch_pdl=True,
-    )
-    return mixed, weight
-
-
-@gluon.constexpr_function
-def _copy_layout(width, bits, warps):
-    """Of a copy of rows of `width` elements, 16 bytes a thread."""
-    vector = 128 // bits
-    lanes = min(width // vector, 32)
-    return gl.BlockedLayout([1, vector], [32 // lanes, lanes], [warps, 1], [1, 0])
+    return decode(_attend_few, context, w_v, gate, config, DEPTH=DEPTH)
 
 
 @gluon.constexpr_function
@@ -151,39 +93,6 @@ def _across_layout(tokens, warps):
     lanes = [[2, 0], [4, 0], [0, 4], [0, 8], [0, 16]]
     across = [[0, 32 << i] for i in range(warps.bit_length() - 1)]
     return gl.DistributedLinearLayout(registers, lanes, across, [], [tokens, 32 * warps])
-
-
-@gluon.jit
-def _fetch(
-    latents, ropes, buffer, pages, page, tile, length,
-    PAGE: gl.constexpr,
-    L: gl.constexpr,
-    D: gl.constexpr,
-    TOKENS: gl.constexpr,
-    num_warps: gl.constexpr,
-):  # fmt: skip
-    """Starts the copy of a tile; zeros past a row's end."""
-    E: gl.constexpr = L + D
-    BITS: gl.constexpr = pages.dtype.element_ty.primitive_bitwidth
-    WIDE: gl.constexpr = _copy_layout(L, BITS, num_warps)
-    NARROW: gl.constexpr = _copy_layout(D, BITS, num_warps)
-    base = pages + page * (PAGE * E) + tile * TOKENS % PAGE * E
-    rest = length - tile * TOKENS
-    # In 64 bits, a thread's copies are constants apart and share an address.
-    token = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, WIDE))[:, None]
-    lane = gl.arange(0, L, layout=gl.SliceLayout(0, WIDE))[None, :]
-    source = base + (token.to(gl.int64) * E + lane)
-    copy_to_shared(latents.index(buffer), source, mask=(token + lane * 0) < rest)
-    token = gl.arange(0, TOKENS, layout=gl.SliceLayout(1, NARROW))[:, None]
-    lane = gl.arange(0, D, layout=gl.SliceLayout(0, NARROW))[None, :]
-    source = base + L + (token.to(gl.int64) * E + lane)
-    copy_to_shared(ropes.index(buffer), source, mask=(token + lane * 0) < rest)
-
-
-@gluon.jit
-def _page_of(table, tile, last, TOKENS: gl.constexpr, PAGE: gl.constexpr):
-    """The page of a tile, or of the part's last."""
-    return gl.load(table + gl.minimum(tile, last - 1) * TOKENS // PAGE)
 
 
 @gluon.jit
@@ -291,36 +200,32 @@ def _attend_few(
     BLOCK: gl.constexpr = 32 * num_warps
     BLOCKS: gl.constexpr = L // BLOCK
 
-    part = gl.program_id(0)
-    parts = gl.num_programs(0)
-    row = gl.program_id(1).to(gl.int64)
+    part = gl.program_id(1)
+    parts = gl.num_programs(1)
+    row = gl.program_id(2).to(gl.int64)
     cuda.gdc_launch_dependents()
     context = gl.minimum(gl.load(context_lens + row), room * PAGE - width).to(gl.int32)
     length = context + width
-    tiles = (length + TOKENS - 1) // TOKENS
-    live = gl.minimum(parts, (tiles + LEAST - 1) // LEAST)
-    if part < live:
-        share = tiles // live
-        more = tiles % live
-        first = part * share + gl.minimum(part, more)
-        last = first + share + (part < more).to(gl.int32)
+    first, last = tiles_of(length, part, parts, TOKENS, LEAST)
+    if first < last:
         table = block_table + row * room
         latents = gl.allocate_shared_memory(stored, [STAGES, TOKENS, L], SHARED)
         ropes = gl.allocate_shared_memory(stored, [STAGES, TOKENS, D], NARROW)
         ahead = gl.minimum(first + STAGES - 1, last)
         for step in range(STAGES - 1):
             tile = first + step
-            page = _page_of(table, tile, last, TOKENS, PAGE)
+            page = page_of(table, tile, last, TOKENS, PAGE)
             if tile < last and (tile + 1) * TOKENS <= context:
-                _fetch(
-                    latents, ropes, step, pages, page, tile, length, PAGE, L, D, TOKENS, num_warps
-                )
+                fetch_tile(
+                    latents.index(step), ropes.index(step), pages, page, tile, length,
+                    PAGE, L, D, num_warps,
+                )  # fmt: skip
             async_copy.commit_group()
         # Tiles with entries of this step: of one page, or of two where the step begins a page.
         own = gl.maximum(context // TOKENS, first)
-        own_page = _page_of(table, own, last, TOKENS, PAGE)
-        next_page = _page_of(table, own + 1, last, TOKENS, PAGE)
-        page = _page_of(table, ahead, last, TOKENS, PAGE)
+        own_page = page_of(table, own, last, TOKENS, PAGE)
+        next_page = page_of(table, own + 1, last, TOKENS, PAGE)
+        page = page_of(table, ahead, last, TOKENS, PAGE)
         cuda.gdc_wait()  # lengths, tables and earlier entries are a step's inputs
         n = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, QUERY))
         q = query + (row * queries + gl.minimum(n, queries - 1)) * E
@@ -330,9 +235,9 @@ def _attend_few(
             straight = straight + (_rows(q + piece * DEPTH, DEPTH, QUERY),)  # noqa: RUF005
         if own < ahead:
             for tile in range(own, ahead):
-                _fetch(
-                    latents, ropes, tile - first, pages, own_page, tile, length,
-                    PAGE, L, D, TOKENS, num_warps,
+                fetch_tile(
+                    latents.index(tile - first), ropes.index(tile - first), pages, own_page,
+                    tile, length, PAGE, L, D, num_warps,
                 )  # fmt: skip
                 own_page = next_page
             async_copy.commit_group()
@@ -376,12 +281,12 @@ def _attend_few(
             if coming < last:
                 free = buffer + STAGES - 1
                 free = gl.where(free >= STAGES, free - STAGES, free)
-                _fetch(
-                    latents, ropes, free, pages, page, coming, length,
-                    PAGE, L, D, TOKENS, num_warps,
+                fetch_tile(
+                    latents.index(free), ropes.index(free), pages, page, coming, length,
+                    PAGE, L, D, num_warps,
                 )  # fmt: skip
             async_copy.commit_group()
-            page = _page_of(table, coming + 1, last, TOKENS, PAGE)
+            page = page_of(table, coming + 1, last, TOKENS, PAGE)
             latent = latents.index(buffer)
             # Sums of their own, which need not wait for one another.
             scores = mma_v2(_entries(ropes.index(buffer), 0, D, act, ALONG), turned, zeros)

@@ -16,26 +16,21 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kernel_latent_merge import (
-    FUSED_PARTS,
-    Config,
-    Where,
-    choose_merge,
-    live_parts,
-    merge,
+from tercel.ops._lib.kernel_latent_merge import FUSED_PARTS, Config
+from tercel.ops._lib.kernel_latent_parts import (
+    MOST_PARTS,
+    PROGRAMS,
+    SMALLEST,
+    Context,
+    decode,
+    page_of,
+    tiles_of,
 )
 
-PROGRAMS = 264
-"""Programs of `_attend_parts` that fill a GPU of 132 multiprocessors twice. A constant: the number
-of parts decides bits, which should not differ between GPUs."""
-MOST_PARTS = 256
-LOG2_E = 1.4426950408889634
-SMALLEST = tl.constexpr(-1e30)
-"""Below every score, and finite: a row that sees nothing of a part has no NaN."""
 
-
-def choose(dtype: torch.dtype, rows: int, queries: int, capacity: int, page_size: int) -> Config:
-    """The configuration for `rows` rows of `queries` query rows and `capacity` entries each."""
+def choose(context: Context) -> Config:
+    """The configuration."""
+    dtype, queries, page_size = context.query.dtype, context.queries, context.pages.shape[1]
     if dtype == torch.float32:  # for correctness: no tensor cores, twice the bytes
         tokens, columns, warps, stages, programs = 16, 16, 4, 1, PROGRAMS
     elif 32 < queries <= 64:
@@ -44,9 +39,9 @@ def choose(dtype: torch.dtype, rows: int, queries: int, capacity: int, page_size
         columns = 16 if queries <= 16 else 32
         tokens, warps, stages, programs = 32, 4, 3, PROGRAMS
     tokens = math.gcd(tokens, page_size)
-    tiles = triton.cdiv(capacity, tokens)
+    tiles = triton.cdiv(context.capacity, tokens)
     least = 1 if tiles <= FUSED_PARTS else 2
-    blocks = rows * triton.cdiv(queries, columns)
+    blocks = len(context.block_table) * triton.cdiv(queries, columns)
     parts = min(max(programs // blocks, 1), MOST_PARTS, triton.cdiv(tiles, least))
     return Config(tokens, columns, warps, stages, parts, least)
 
@@ -63,59 +58,9 @@ def mla_decode(
     scale: float,
     page_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    rows, room = block_table.shape
-    page_size = pages.shape[1]
-    config = choose(query.dtype, rows, width * query.shape[1], room * page_size, page_size)
-    parts = attend(
-        query, pages, block_table, context_lens, page_scale, w_v.shape[2], width, scale, config
-    )
-    where = Where(context_lens, width, room * page_size, config)
-    return merge(*parts, where, w_v, gate, query.dtype, choose_merge(len(query), config.parts))
-
-
-def attend(
-    query: torch.Tensor,
-    pages: torch.Tensor,
-    block_table: torch.Tensor,
-    context_lens: torch.Tensor,
-    page_scale: torch.Tensor | None,
-    rank: int,
-    width: int,
-    scale: float,
-    config: Config,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(mixed [R, parts, width * H, L], weight [R, parts, width * H]), both fp32: what each part's
-    softmax mixes, and the logarithm, of base two, of its sum."""
-    rows, room = block_table.shape
-    heads, entry = query.shape[1:]
-    queries = width * heads
-    mixed = query.new_empty(rows, config.parts, queries, rank, dtype=torch.float32)
-    weight = query.new_empty(rows, config.parts, queries, dtype=torch.float32)
-    grid = (triton.cdiv(queries, config.columns), config.parts, rows)
-    _attend_parts[grid](
-        query,
-        pages,
-        block_table,
-        context_lens,
-        page_scale,
-        mixed,
-        weight,
-        queries,
-        heads,
-        width,
-        room,
-        scale * LOG2_E,
-        PAGE=pages.shape[1],
-        L=rank,
-        D=entry - rank,
-        TOKENS=config.tokens,
-        COLUMNS=config.columns,
-        LEAST=config.least,
-        STAGES=config.stages,
-        num_warps=config.warps,
-        launch_pdl=True,
-    )
-    return mixed, weight
+    context = Context(query, pages, block_table, context_lens, page_scale, width, scale)
+    config = choose(context)
+    return decode(_attend_parts, context, w_v, gate, config)
 
 
 @triton.jit(do_not_specialize=["queries", "heads", "width", "room"])
@@ -147,16 +92,11 @@ def _attend_parts(
     cuda.gdc_launch_dependents()
     context = tl.minimum(tl.load(context_lens + row), room * PAGE - width).to(tl.int32)
     length = context + width
-    tiles = tl.cdiv(length, TOKENS)
-    live = live_parts(tiles, parts, LEAST)
-    if part >= live:
+    first, last = tiles_of(length, part, parts, TOKENS, LEAST)
+    if first >= last:
         return
-    share = tiles // live
-    more = tiles % live
-    first = part * share + tl.minimum(part, more)
-    last = first + share + (part < more).to(tl.int32)
     table = block_table + row * room
-    page = tl.load(table + first * TOKENS // PAGE)
+    page = page_of(table, first, last, TOKENS, PAGE)
     cuda.gdc_wait()  # lengths and tables are a step's inputs, all else is the previous launch's
 
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -184,7 +124,7 @@ def _attend_parts(
     mix = tl.zeros((COLUMNS, L), tl.float32)
     for tile in tl.range(first, last, num_stages=STAGES):
         entry = pages + (page * PAGE + tile * TOKENS % PAGE + token)[:, None] * E
-        page = tl.load(table + tl.minimum(tile + 1, last - 1) * TOKENS // PAGE)
+        page = page_of(table, tile + 1, last, TOKENS, PAGE)
         position = tile * TOKENS + token
         inside = (position < length)[:, None]
         latent = tl.load(entry + lanes, mask=inside, other=0.0)

@@ -3,6 +3,7 @@
 import torch
 
 from tercel.contract import kernel, operation, ordered, portable, reference
+from tercel.core.arch import Arch
 from tercel.ops._lib.latent import whole_tiles
 from tercel.ops.attention.mla_decode import ordered as by_head
 from tercel.ops.attention.mla_decode import portable as gathered
@@ -15,6 +16,7 @@ from tercel.ops.attention.mla_decode.contract import CONTRACT
     reference(naive.mla_decode),
     portable(gathered.mla_decode),
     ordered(by_head.mla_decode),
+    kernel("gluon_sm_90", naive.mla_decode, archs=frozenset({Arch.SM_90}), admits=whole_tiles),
     kernel("gluon", naive.mla_decode, admits=whole_tiles),
     kernel("triton", naive.mla_decode, admits=whole_tiles),
 )

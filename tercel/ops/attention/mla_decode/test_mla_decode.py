@@ -9,7 +9,7 @@ from tercel.ops.attention.mla_decode.reference import mla_decode as naive
 from tests.interpreter import INTERPRETED, REASON
 from tests.poison import poisoned_memory
 
-CELL, DRAFTS, ENDS, CODED_ENDS, SMALL, FP8, WIDE = CONTRACT.cells
+CELL, DRAFTS, ENDS, CODED_ENDS, SMALL, FP8, *MANY = CONTRACT.cells
 PORTABLE = mla_decode.portable.name
 
 
@@ -144,6 +144,19 @@ def test_ordered_bits_do_not_depend_on_the_other_heads():
         assert torch.equal(part, whole.chunk(heads, 1)[first])
 
 
+def check_choice(choose, cell, served):
+    """Whether a kernel serves a cell, and if it does, in tiles that fit."""
+    from tercel.ops._lib.kernel_latent_parts import Context
+
+    a = draw(mla_decode, cell, dtype=torch.bfloat16)
+    context = Context(**{name: a[name] for name in Context._fields})
+    config = choose(context, cell["L"])
+    assert (config is not None) == served
+    if config is not None:
+        tiles = context.capacity // config.tokens
+        assert cell["PS"] % config.tokens == 0 and 1 <= config.parts <= tiles
+
+
 @pytest.mark.skipif(not INTERPRETED, reason=REASON)
 class TestTriton:
     """Both launches, interpreted, at small sizes; the published ones run on a GPU."""
@@ -173,13 +186,13 @@ class TestTriton:
     @pytest.mark.parametrize("parts", [1, 3, 40])
     @pytest.mark.parametrize("fused", [False, True])
     def test_any_number_of_parts(self, monkeypatch, parts, fused):
-        from tercel.ops._lib import kernel_latent_merge
+        from tercel.ops._lib import kernel_latent_merge, kernel_latent_parts
         from tercel.ops.attention.mla_decode import kernel_triton as module
 
         config = kernel_latent_merge.Config(16, 8, 4, 1, parts, 2)
         merge = kernel_latent_merge.Merge(fused, 1, 8, 4)
         monkeypatch.setattr(module, "choose", lambda *_: config)
-        monkeypatch.setattr(module, "choose_merge", lambda *_: merge)
+        monkeypatch.setattr(kernel_latent_parts, "choose_merge", lambda *_: merge)
         check_cell(mla_decode, SMALL, "triton")
 
     def test_scratch_is_not_read_before_it_is_written(self, run):
@@ -220,16 +233,17 @@ class TestTriton:
             run(**draw(mla_decode, cell, dtype=torch.float32))
 
     def test_control_parts_merged_without_their_weights(self, monkeypatch):
-        from tercel.ops.attention.mla_decode import kernel_triton as module
+        from tercel.ops._lib import kernel_latent_parts
+        from tercel.ops.attention.mla_decode import kernel_triton
 
-        attend = module.attend
+        attend = kernel_latent_parts.attend
 
         def broken(*args):
             mixed, weight = attend(*args)
             return mixed, torch.zeros_like(weight)
 
-        monkeypatch.setattr(module, "attend", broken)
-        check_control(mla_decode, SMALL, module.mla_decode)
+        monkeypatch.setattr(kernel_latent_parts, "attend", broken)
+        check_control(mla_decode, SMALL, kernel_triton.mla_decode)
 
     @pytest.mark.parametrize(
         ("changes", "served"),
@@ -247,14 +261,26 @@ class TestTriton:
         """In tiles that a page holds whole, and no more parts than tiles."""
         from tercel.ops.attention.mla_decode.kernel_gluon import choose
 
-        cell = Cell("", **{**ENDS.sizes, **changes})
-        a = draw(mla_decode, cell, dtype=torch.bfloat16)
-        rows, room = a["block_table"].shape
-        config = choose(a["query"], a["pages"], rows, room, cell["L"], cell["width"])
-        assert (config is not None) == served
-        if config is not None:
-            tiles = room * cell["PS"] // config.tokens
-            assert cell["PS"] % config.tokens == 0 and 1 <= config.parts <= tiles
+        check_choice(choose, Cell("", **{**ENDS.sizes, **changes}), served)
 
-    def test_gluon_leaves_the_rest_to_triton(self):
-        check_cell(mla_decode, SMALL, "gluon")
+    @pytest.mark.parametrize(
+        ("changes", "served"),
+        [
+            ({}, True),
+            ({"H": 33, "width": 1}, True),
+            ({"H": 4}, False),
+            ({"fp8": True}, False),
+            ({"PS": 32}, False),
+            ({"L": 256, "E": 320}, False),
+        ],
+        ids=["48 queries", "33", "32", "fp8", "small pages", "small entries"],
+    )
+    def test_what_warpgroups_serve(self, changes, served):
+        """In tiles that a page holds whole, and no more parts than tiles."""
+        from tercel.ops.attention.mla_decode.kernel_gluon_sm_90 import choose
+
+        check_choice(choose, Cell("", **{**DRAFTS.sizes, "PAGES": 20, **changes}), served)
+
+    @pytest.mark.parametrize("name", ["gluon", "gluon_sm_90"])
+    def test_gluon_leaves_the_rest_to_triton(self, name):
+        check_cell(mla_decode, SMALL, name)
