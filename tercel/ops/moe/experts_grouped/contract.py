@@ -152,6 +152,7 @@ CONTRACT = Contract(
         Cell("bf16 experts with SiLU", ("tp1",), T=19, k=2, E=6, L=64, I=96, activation="silu"),
         Cell("a quarter of the experts", T=23, k=4, E=4, L=64, I=32, total=16, first=4),
         Cell("NVFP4, a second scale per matrix", ("tp1",), T=9, k=4, E=6, L=64, I=32, nvfp4=True),
+        Cell("blocks of slots", T=20, k=2, E=4, L=256, I=256, mxfp4=True),
         Cell("no token on this rank", T=2, k=2, E=1, L=64, I=32, total=9, first=9),
     ),
     tolerance=TOLERANCE,
