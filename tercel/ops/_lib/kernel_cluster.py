@@ -72,11 +72,18 @@ def received(address, slot, CTAS: gl.constexpr):
 
 
 @gluon.jit
-def meet():
-    """Until all blocks of the cluster are here; what they sent before is there afterwards. After
-    the first meeting all have started, and may be sent to."""
-    code: gl.constexpr = "barrier.cluster.arrive.release; barrier.cluster.wait.acquire; "
-    gl.inline_asm_elementwise(code + "mov.u32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
+def arrive():
+    """Tells the cluster that this block is here, and has sent what it sent before."""
+    code: gl.constexpr = "barrier.cluster.arrive.release; mov.u32 $0, 0;"
+    gl.inline_asm_elementwise(code, "=r", [], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def wait():
+    """Until all blocks have arrived; what they sent is there. After the first wait all have
+    started, and may be sent to."""
+    code: gl.constexpr = "barrier.cluster.wait.acquire; mov.u32 $0, 0;"
+    gl.inline_asm_elementwise(code, "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.constexpr_function
