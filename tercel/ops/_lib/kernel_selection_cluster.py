@@ -1,9 +1,9 @@
 """The selection of kernel_selection.py by a cluster of blocks per token, each with a part of the
 columns of all rows.
 
-A block holds its part of the rows in registers, as they came: widened for the sums, and once more
-for the mixture. What crosses blocks are sums: squares and products of every row before the mixture,
-and the mixture's squares before the norm.
+A block holds its part of the rows in registers as they came; they are widened for the sums, and
+anew for the mixture. What crosses blocks are sums: squares and products of every row before the
+mixture, and the mixture's squares before the norm.
 """
 
 import torch
@@ -15,13 +15,19 @@ from triton.language.extra import cuda
 from tercel.ops._lib import kernel_cluster, kernel_selection
 from tercel.ops._lib.kernel_cluster import exchange, prefetch, received, send
 
-FORMS = ((8, 1, 8, 4), (16, 1, 4, 4), (48, 5, 4, 4), (64, 5, 2, 8))
-"""(tokens at most, snapshots at least, blocks of a token's cluster, warps of each): the first that
-holds a call, by measurement on an H200 (docs/log.md, 2026-12-01). All blocks run at the same time;
-what no row holds is scored as fast by one program."""
+FORMS = (
+    (1, ((16, 8, 4),)),
+    (2, ((16, 8, 4), (48, 4, 4))),
+    (4, ((12, 8, 4), (24, 4, 4))),
+    (8, ((8, 8, 4), (40, 4, 4), (64, 2, 8))),
+    (12, ((16, 8, 4), (32, 4, 4), (64, 2, 8))),
+)
+"""(snapshots at most, (tokens at most, blocks of a token's cluster, warps of each)), by measurement
+on an H200 (docs/log.md, 2026-12-01): the first that hold a call. All blocks run at the same time;
+what nothing holds one program scores as fast."""
 LEAST_WIDTH = 4096
 """Of rows that are worth a cluster."""
-AT_ONCE, MOST_SNAPSHOTS = 8, 12
+AT_ONCE = 8
 """Snapshots of one tile, whose sums are one reduction; more, which take more registers, are tiles
 of half as many."""
 
@@ -40,10 +46,8 @@ def selection(
     return _clustered(row, prefix, bank, weights, epsilons, form)
 
 
-def _form(
-    row: torch.Tensor, prefix: torch.Tensor | None, bank: torch.Tensor
-) -> tuple[int, int] | None:
-    """(blocks, warps), or None. What is prefetched is of 16 bytes, and lies at such."""
+def _form(row: torch.Tensor, prefix: torch.Tensor | None, bank: torch.Tensor) -> list[int] | None:
+    """Blocks and warps, or None. What is prefetched is of 16 bytes, and lies at such."""
     tokens, width = row.shape
     given = [tensor for tensor in (row, prefix, bank) if tensor is not None]
     aligned = all(
@@ -51,12 +55,12 @@ def _form(
         for tensor in given
     )
     fits = row.element_size() == 2 and width >= LEAST_WIDTH
-    if not (fits and aligned and len(bank) <= MOST_SNAPSHOTS):
+    if not (fits and aligned and len(bank)):
         return None
-    for most, snapshots, blocks, warps in FORMS:
-        if tokens <= most and len(bank) >= snapshots and width % (8 * blocks) == 0:
-            return blocks, warps
-    return None
+    forms = next((forms for most, forms in FORMS if len(bank) <= most), ())
+    return next(
+        (form for most, *form in forms if tokens <= most and width % (8 * form[0]) == 0), None
+    )
 
 
 def _clustered(
@@ -65,7 +69,7 @@ def _clustered(
     bank: torch.Tensor,
     weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
     epsilons: tuple[float, float],
-    form: tuple[int, int],
+    form: list[int],
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
     tokens, width = row.shape
     snapshots = len(bank)
@@ -216,7 +220,7 @@ def _select_cluster(
     send(address, dots, last_slot + 1, CTAS, THREADS)
     for tile in gl.static_range(TILES):
         at = slot + 2 * tile * ROWS
-        squares, dots = _sums(_widened(tiles[tile]), gl.expand_dims(query, 1), 2, SCORE)
+        squares, dots = _sums(tiles[tile].to(gl.float32), gl.expand_dims(query, 1), 2, SCORE)
         send(address, squares, at, CTAS, THREADS)
         send(address, dots, at + ROWS, CTAS, THREADS)
     kernel_cluster.arrive()
