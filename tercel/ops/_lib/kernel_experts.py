@@ -32,7 +32,7 @@ from tercel.ops._lib.kernel_local_slots import first, local_slots, without_first
 
 MAX_WARPS = 16
 """Of FC2."""
-FEW_TOKENS = 2
+FEW_TOKENS = 4
 
 
 class Rows(NamedTuple):
@@ -69,20 +69,25 @@ class Config(NamedTuple):
     """Whether rows of MXFP8 are made wide, and h rounded to MXFP8, by launches of their own."""
 
 
-FEW = Config(turns=1, registers=None)
+ONE = Config(turns=1, registers=None)
+FEW = Config(turns=2, registers=None)
 MANY = Config(turns=2, registers=64)
 MANY_MXFP8 = Config(turns=2, registers=None, apart=True)
-"""Chosen by measurement (benchmarks/experts.py): few tokens are bound by latency, which spilled
-registers and further launches lengthen; many by the number of warps, but behind a launch of their
-own, whose time their first loads hide, registers are worth more."""
+"""Chosen by measurement (benchmarks/experts.py): one token is bound by latency, which a second turn,
+spilled registers and further launches lengthen; few by what a multiprocessor has in flight; many by
+the number of warps, but behind a launch of their own, whose time their first loads hide, registers
+are worth more."""
 COLUMNS_PER_TOKEN = 384
 """Programs of FC1 for a token's local slots, on average, in every layout of Kimi K3."""
 
 
 def choose(tokens: int, form: str) -> Config:
     """For rows of a form."""
-    many = MANY_MXFP8 if form == "mxfp8" else MANY
-    return FEW if tokens <= FEW_TOKENS else many
+    if tokens == 1:
+        return ONE
+    if form == "mxfp8":
+        return MANY_MXFP8
+    return FEW if tokens <= FEW_TOKENS else MANY
 
 
 def _slots_at_once(width: int, chosen: int, config: Config) -> int:
