@@ -29,6 +29,7 @@ from tercel.ops._lib.kernel_expert_tiles import (
     tile_words,
 )
 from tercel.ops._lib.kernel_local_slots import first, local_slots, without_first
+from tercel.ops._lib.kernel_prefetch import prefetch_share
 
 MAX_WARPS = 16
 """Of FC2."""
@@ -307,7 +308,13 @@ def _gate_up_tiles(
 ):
     column = tl.program_id(0)
     token = tl.program_id(2)
-    if not EARLY:
+    if EARLY:
+        if tl.program_id(1) == 0:
+            prefetch_share(z + token * LATENT, LATENT, column, WIDTH // 8)
+            if FORM == "mxfp8":
+                groups: tl.constexpr = LATENT // 32
+                prefetch_share(z_scale + token * groups, groups, column, WIDTH // 8)
+    else:
         cuda.gdc_wait()  # the ids are the previous kernel's
         cuda.gdc_launch_dependents()
     slots = local_slots(ids + token * CHOSEN, first_expert, experts, CHOSEN)
@@ -348,6 +355,8 @@ def _down_tiles(
     column = tl.program_id(0)
     token = tl.program_id(1)
     cuda.gdc_launch_dependents()
+    if column == 0:
+        prefetch_share(weights + token * CHOSEN, CHOSEN, 0, 1)
     # FC1 waits before it lets this kernel start, so that the ids are there.
     slots = local_slots(ids + token * CHOSEN, first_expert, experts, CHOSEN)
     row = tl.arange(0, SLOTS * PARTS * 32)
