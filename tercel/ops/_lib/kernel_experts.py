@@ -74,10 +74,10 @@ ONE = Config(turns=1, registers=None)
 FEW = Config(turns=2, registers=None)
 MANY = Config(turns=2, registers=64)
 MANY_MXFP8 = Config(turns=2, registers=None, apart=True)
-"""Chosen by measurement (benchmarks/experts.py): one token is bound by latency, which a second turn,
-spilled registers and further launches lengthen; few by what a multiprocessor has in flight; many by
-the number of warps, but behind a launch of their own, whose time their first loads hide, registers
-are worth more."""
+"""Chosen by measurement (benchmarks/experts.py): one token is bound by latency, which a second
+turn, spilled registers and further launches lengthen; few by what a multiprocessor has in flight;
+many by the number of warps, but behind a launch of their own, whose time their first loads hide,
+registers are worth more."""
 COLUMNS_PER_TOKEN = 384
 """Programs of FC1 for a token's local slots, on average, in every layout of Kimi K3."""
 
