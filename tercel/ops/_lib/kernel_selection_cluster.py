@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra import cuda
 
 from tercel.ops._lib import kernel_cluster, kernel_selection
-from tercel.ops._lib.kernel_cluster import exchange, prefetch, received, send
+from tercel.ops._lib.kernel_cluster import exchange, prefetch, received, send, touch
 
 FORMS = (
     (1, ((16, 8, 4),)),
@@ -114,6 +114,13 @@ def _tile_layout(rows, warps, ctas):
     return gl.BlockedLayout([1, rows, 8], [1, 1, 32], [1, 1, warps], [2, 1, 0], cga_layout=blocks)
 
 
+@gluon.constexpr_function
+def _line_layout(warps, ctas):
+    """[block, line], a thread each."""
+    blocks = [[1 << bit, 0] for bit in range(ctas.bit_length() - 1)]
+    return gl.BlockedLayout([1, 1], [1, 32], [1, warps], [1, 0], cga_layout=blocks)
+
+
 @gluon.jit
 def _in(x, layout: gl.constexpr):
     """Where every thread holds all of x, no layout moves any of it."""
@@ -130,6 +137,29 @@ def _sums(wide, query, axis: gl.constexpr, layout: gl.constexpr):
     """(squares, products with the query) of a block's part of rows, in one reduction."""
     squares, dots = gl.reduce((wide * wide, wide * query), axis, _both)
     return _in(squares, layout), _in(dots, layout)
+
+
+@gluon.jit
+def _touch_lines(
+    row, bank, snapshots, snapshot_stride,
+    COLUMNS: gl.constexpr,
+    SNAPSHOTS: gl.constexpr,
+    CTAS: gl.constexpr,
+    num_warps: gl.constexpr,
+):  # fmt: skip
+    """Every line of a block's part of its token's rows, the last of which is `row`."""
+    EACH: gl.constexpr = 128 * 8 // bank.dtype.element_ty.primitive_bitwidth
+    LINES: gl.constexpr = (COLUMNS + EACH - 1) // EACH
+    LAYOUT: gl.constexpr = _line_layout(num_warps, CTAS)
+    block = gl.arange(0, CTAS, layout=gl.SliceLayout(1, LAYOUT))[:, None]
+    thread = gl.arange(0, 32 * num_warps, layout=gl.SliceLayout(0, LAYOUT))[None, :]
+    for start in gl.static_range(0, LINES * (SNAPSHOTS + 1), 32 * num_warps):
+        line = start + thread + 0 * block
+        slot = line // LINES
+        column = block * COLUMNS + line % LINES * EACH
+        stored = (bank + slot.to(gl.int64) * snapshot_stride + column).to(gl.int64)
+        pointer = gl.where(slot < snapshots, stored, (row + column).to(gl.int64))
+        touch(pointer, slot <= snapshots)
 
 
 @gluon.jit
@@ -169,6 +199,9 @@ def _select_cluster(
     num_warps: gl.constexpr,
 ):
     THREADS: gl.constexpr = 32 * num_warps
+    # A multiprocessor has no room for blocks of the next launch beside one of so few, whose threads
+    # have twice as much in registers.
+    LARGE: gl.constexpr = CTAS == 2
     TILE: gl.constexpr = _tile_layout(ROWS, num_warps, CTAS)
     ROW: gl.constexpr = gl.SliceLayout(1, TILE)
     BLOCK: gl.constexpr = gl.SliceLayout(1, ROW)
@@ -191,6 +224,11 @@ def _select_cluster(
     prefetch(x + token * x_stride + block * COLUMNS, block * 0 + 30, BYTES)
     if prefix is not None:
         prefetch(prefix + token * prefix_stride + block * COLUMNS, block * 0 + 31, BYTES)
+    if not LARGE:
+        _touch_lines(
+            x + token * x_stride, bank + token * token_stride, snapshots, snapshot_stride,
+            COLUMNS, TILES * ROWS, CTAS, num_warps,
+        )  # fmt: skip
     query = gl.load(res_norm + n, mask=inside, other=0.0).to(gl.float32)
     query *= gl.load(res_proj + n, mask=inside, other=0.0).to(gl.float32)
     if weight is not None:
@@ -220,7 +258,8 @@ def _select_cluster(
     send(address, dots, last_slot + 1, CTAS, THREADS)
     for tile in gl.static_range(TILES):
         at = slot + 2 * tile * ROWS
-        squares, dots = _sums(tiles[tile].to(gl.float32), gl.expand_dims(query, 1), 2, SCORE)
+        wide = _widened(tiles[tile]) if LARGE else tiles[tile].to(gl.float32)
+        squares, dots = _sums(wide, gl.expand_dims(query, 1), 2, SCORE)
         send(address, squares, at, CTAS, THREADS)
         send(address, dots, at + ROWS, CTAS, THREADS)
     kernel_cluster.arrive()
