@@ -63,14 +63,12 @@ TOLERANCE = Tolerance(
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     tokens, chosen, experts = cell["T"], cell["k"], cell["E"]
     total = cell.get("total", experts)
-    if cell.get("apart"):  # no two slots share an expert
-        ids = make.choice(tokens * chosen, low=0, high=total).reshape(tokens, chosen)
-    else:
-        ids = torch.stack([make.choice(chosen, low=0, high=total) for _ in range(tokens)])
+    at_once = tokens if cell.get("apart") else 1  # whether no two slots share an expert
+    drawn = [make.choice(at_once * chosen, low=0, high=total) for _ in range(tokens // at_once)]
     situ = cell.get("activation", "situ") == "situ"
     return {
         "z": make.normal(tokens, cell["L"]),
-        "ids": ids,
+        "ids": torch.cat(drawn).reshape(tokens, chosen),
         "weights": make.uniform(tokens, chosen, low=0.05, high=2.0 / chosen, dtype="f32"),
         **_weights(cell, make),
         "first_expert": cell.get("first", 0),
