@@ -29,7 +29,7 @@ from tercel.ops._lib.kernel_expert_tiles import (
     tile_words,
 )
 from tercel.ops._lib.kernel_local_slots import first, local_slots, without_first
-from tercel.ops._lib.kernel_prefetch import prefetch_share
+from tercel.ops._lib.kernel_prefetch import LINE, prefetch_lines
 
 MAX_WARPS = 16
 """Of FC2."""
@@ -231,6 +231,14 @@ def _tile_options(split: Split, slots: int, config: Config) -> dict[str, Any]:
 
 
 @triton.jit
+def _prefetch_share(start, COUNT: tl.constexpr, index, PROGRAMS: tl.constexpr):
+    """Has PROGRAMS programs ask for the lines of COUNT elements, each its share."""
+    size: tl.constexpr = COUNT * start.dtype.element_ty.primitive_bitwidth // 8
+    for line in range(index, (size + LINE - 1) // LINE, PROGRAMS):
+        prefetch_lines(start.to(tl.int64) + line * LINE)
+
+
+@triton.jit
 def _gate_up_slot(
     z, z_scale, ids, words, scales, hidden, first_expert, slot, column,
     CHOSEN: tl.constexpr,
@@ -310,10 +318,10 @@ def _gate_up_tiles(
     token = tl.program_id(2)
     if EARLY:
         if tl.program_id(1) == 0:
-            prefetch_share(z + token * LATENT, LATENT, column, WIDTH // 8)
+            _prefetch_share(z + token * LATENT, LATENT, column, WIDTH // 8)
             if FORM == "mxfp8":
                 groups: tl.constexpr = LATENT // 32
-                prefetch_share(z_scale + token * groups, groups, column, WIDTH // 8)
+                _prefetch_share(z_scale + token * groups, groups, column, WIDTH // 8)
     else:
         cuda.gdc_wait()  # the ids are the previous kernel's
         cuda.gdc_launch_dependents()
@@ -356,7 +364,7 @@ def _down_tiles(
     token = tl.program_id(1)
     cuda.gdc_launch_dependents()
     if column == 0:
-        prefetch_share(weights + token * CHOSEN, CHOSEN, 0, 1)
+        _prefetch_share(weights + token * CHOSEN, CHOSEN, 0, 1)
     # FC1 waits before it lets this kernel start, so that the ids are there.
     slots = local_slots(ids + token * CHOSEN, first_expert, experts, CHOSEN)
     row = tl.arange(0, SLOTS * PARTS * 32)

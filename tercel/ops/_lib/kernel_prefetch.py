@@ -17,16 +17,8 @@ def prefetch(start, COUNT: tl.constexpr):
 
 
 @triton.jit
-def prefetch_share(start, COUNT: tl.constexpr, index, SHARES: tl.constexpr):
-    """`prefetch` by SHARES programs, each its lines; this is program `index` of them."""
-    size: tl.constexpr = COUNT * start.dtype.element_ty.primitive_bitwidth // 8
-    for line in range(index, (size + LINE - 1) // LINE, SHARES):
-        prefetch_lines(start.to(tl.int64) + line * LINE)
-
-
-@triton.jit
 def prefetch_lines(pointers):
-    """`prefetch` for the line of an address, or of each of a tensor of them."""
+    """The same for the line of each of a tensor of addresses."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
         "=r,l",
