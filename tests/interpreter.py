@@ -1,11 +1,12 @@
 """Triton kernels on a CPU: its interpreter, made right where it is wrong, and faster.
 
-Without a GPU the kernels of this project run interpreted. Five things need help: a dot of bf16
-multiplies the raw bits of its operands, a cast of fp32 to bf16 cuts bits off instead of rounding
-to nearest, casts from and to e4m3 are wrong for NaN, and the grid-dependency instructions and
-inline assembly are unknown, of which a prefetch changes nothing that a program sees. Four cost most
-of its time for nothing: every call of a device function replaces the functions of the language
-again, every operation builds the table of numpy's types, every sum of integers computes whether it
+Without a GPU the kernels of this project run interpreted. Six things need help: a dot of bf16
+multiplies the raw bits of its operands, a cast of fp32 to bf16 cuts bits off instead of rounding to
+nearest, casts from and to e4m3 are wrong for NaN, a sum along an axis that is not the last adds one
+term after the other where a GPU adds in a tree, and the grid-dependency instructions and inline
+assembly are unknown, of which a prefetch changes nothing that a program sees. Four cost most of its
+time for nothing: every call of a device function replaces the functions of the language again,
+every operation builds the table of numpy's types, every sum of integers computes whether it
 overflows for an assertion that is off, and a reduction by a function of ours, or by the xor of a
 sort, goes one element at a time.
 """
@@ -75,6 +76,18 @@ def _hasten(interpreter: Any) -> None:
     options = interpreter.InterpreterOptions(sanitize_overflow=False)
     interpreter.interpreter_builder.options = options
     interpreter.ReduceOps.generic_reduce = _reduce
+    interpreter.ReduceOps.sum = _sum
+
+
+def _sum(reduction: Any, terms: Any) -> Any:
+    """In pairs, as numpy adds where terms lie next to each other."""
+    data, axis = terms.handle.data, reduction.axis
+    if axis is None:
+        total = data.sum(keepdims=reduction.keep_dims)
+    else:
+        total = np.ascontiguousarray(np.moveaxis(data, axis, -1)).sum(-1)
+        total = np.expand_dims(total, axis) if reduction.keep_dims else total
+    return reduction.to_tensor(total, terms.dtype)
 
 
 def _reduce(reduction: Any, inputs: Any) -> list[Any]:

@@ -55,7 +55,6 @@ MAY_SPILL = {
     "_tiles_product": 16,
     "stream": 8,
     "ring": 40,
-    "_mix": 16,
     "_chain": 24,
 }
 SPILL_BYTES = {(kernel, arch): size for kernel, size in MAY_SPILL.items() for arch in TARGETS}

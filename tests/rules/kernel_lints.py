@@ -31,12 +31,10 @@ def early_reads(
     tree: ast.Module,
     constants: set[str],
     imported: Sequence[ast.Module] = (),
-    follows: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Loads before the wait for the previous launch of anything but `constants`, and stores, in
     kernels that are launched: helpers are read where these call them, those of `imported` modules
-    too. `follows` names kernels that are launched right after another of the module, and which:
-    where that one triggers after its own wait only, what it does not write is in memory by then."""
+    too."""
     own = {function.name: function for function in kernels(tree)}
     called = {name_of(call) for function in own.values() for call in calls_of(function)}
     functions = {each.name: each for module in imported for each in kernels(module)} | own
@@ -44,25 +42,10 @@ def early_reads(
     for name, function in own.items():
         if name in called or not _waits(function, functions):
             continue
-        first = own.get((follows or {}).get(name, ""))
-        settled = set() if first is None else _settled(first)
         for call, root, kind in _accesses(function, functions):
-            if kind == "store" or (root is not None and root not in constants | settled):
+            if kind == "store" or (root is not None and root not in constants):
                 found.append(f"{name}:{call.lineno} {kind} of {root} before gdc_wait")
     return sorted(set(found))
-
-
-def _settled(function: ast.FunctionDef) -> set[str]:
-    """Its parameters that it does not write, if it triggers its dependents after its wait."""
-    order = [name_of(call) for call in calls_of(function) if name_of(call) in WAITS | TRIGGERS]
-    if not order or order[0] not in WAITS:
-        return set()
-    stored = {
-        _root(call.args[0], function, call.lineno)
-        for call in calls_of(function)
-        if name_of(call) in STORES
-    }
-    return {argument.arg for argument in function.args.args} - stored
 
 
 def _waits(function: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> bool:
@@ -102,9 +85,12 @@ def unfenced_reads(tree: ast.Module) -> list[str]:
 
 def unwaited_clusters(tree: ast.Module) -> list[str]:
     """Arrivals at a cluster's barrier that no wait follows: a block may leave, and its shared
-    memory with it, while another still reads."""
+    memory with it, while another still reads. A function that is named as the instruction is one:
+    where it is called counts."""
     found = []
     for function in kernels(tree):
+        if function.name == "arrive":
+            continue
         open_at: int | None = None
         for line, text in _strings_and_calls(function):
             if CLUSTER_WAIT in text:

@@ -18,6 +18,7 @@ def _row_sums(matrix, x, inside, K: tl.constexpr, DEPTH: tl.constexpr):
             matrix[:, :, None] + (start + k)[None, None, :],
             mask=inside[:, :, None] & (start + k < K)[None, None, :],
             other=0.0,
+            eviction_policy="evict_first",
         )
         if start == 0:
             cuda.gdc_wait()  # x is the previous kernel's

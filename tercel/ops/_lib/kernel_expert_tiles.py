@@ -110,7 +110,11 @@ def _product(words, x, kept, PAIR: tl.constexpr):
 
 @triton.jit
 def _load(at, mask):
-    return tl.load(at) if mask is None else tl.load(at, mask=mask, other=0)
+    """Of weights, which are read once and leave the L2 cache first."""
+    if mask is None:
+        return tl.load(at, eviction_policy="evict_first")
+    else:
+        return tl.load(at, mask=mask, other=0, eviction_policy="evict_first")
 
 
 @triton.jit

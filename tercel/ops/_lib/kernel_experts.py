@@ -29,10 +29,11 @@ from tercel.ops._lib.kernel_expert_tiles import (
     tile_words,
 )
 from tercel.ops._lib.kernel_local_slots import first, local_slots, without_first
+from tercel.ops._lib.kernel_prefetch import LINE, prefetch_lines
 
 MAX_WARPS = 16
 """Of FC2."""
-FEW_TOKENS = 2
+FEW_TOKENS = 4
 
 
 class Rows(NamedTuple):
@@ -69,20 +70,25 @@ class Config(NamedTuple):
     """Whether rows of MXFP8 are made wide, and h rounded to MXFP8, by launches of their own."""
 
 
-FEW = Config(turns=1, registers=None)
+ONE = Config(turns=1, registers=None)
+FEW = Config(turns=2, registers=None)
 MANY = Config(turns=2, registers=64)
 MANY_MXFP8 = Config(turns=2, registers=None, apart=True)
-"""Chosen by measurement (benchmarks/experts.py): few tokens are bound by latency, which spilled
-registers and further launches lengthen; many by the number of warps, but behind a launch of their
-own, whose time their first loads hide, registers are worth more."""
+"""Chosen by measurement (benchmarks/experts.py): one token is bound by latency, which a second
+turn, spilled registers and further launches lengthen; few by what a multiprocessor has in flight;
+many by the number of warps, but behind a launch of their own, whose time their first loads hide,
+registers are worth more."""
 COLUMNS_PER_TOKEN = 384
 """Programs of FC1 for a token's local slots, on average, in every layout of Kimi K3."""
 
 
 def choose(tokens: int, form: str) -> Config:
     """For rows of a form."""
-    many = MANY_MXFP8 if form == "mxfp8" else MANY
-    return FEW if tokens <= FEW_TOKENS else many
+    if tokens == 1:
+        return ONE
+    if form == "mxfp8":
+        return MANY_MXFP8
+    return FEW if tokens <= FEW_TOKENS else MANY
 
 
 def _slots_at_once(width: int, chosen: int, config: Config) -> int:
@@ -225,6 +231,14 @@ def _tile_options(split: Split, slots: int, config: Config) -> dict[str, Any]:
 
 
 @triton.jit
+def _prefetch_share(start, COUNT: tl.constexpr, index, PROGRAMS: tl.constexpr):
+    """Has PROGRAMS programs ask for the lines of COUNT elements, each its share."""
+    size: tl.constexpr = COUNT * start.dtype.element_ty.primitive_bitwidth // 8
+    for line in range(index, (size + LINE - 1) // LINE, PROGRAMS):
+        prefetch_lines(start.to(tl.int64) + line * LINE)
+
+
+@triton.jit
 def _gate_up_slot(
     z, z_scale, ids, words, scales, hidden, first_expert, slot, column,
     CHOSEN: tl.constexpr,
@@ -302,7 +316,13 @@ def _gate_up_tiles(
 ):
     column = tl.program_id(0)
     token = tl.program_id(2)
-    if not EARLY:
+    if EARLY:
+        if tl.program_id(1) == 0:
+            _prefetch_share(z + token * LATENT, LATENT, column, WIDTH // 8)
+            if FORM == "mxfp8":
+                groups: tl.constexpr = LATENT // 32
+                _prefetch_share(z_scale + token * groups, groups, column, WIDTH // 8)
+    else:
         cuda.gdc_wait()  # the ids are the previous kernel's
         cuda.gdc_launch_dependents()
     slots = local_slots(ids + token * CHOSEN, first_expert, experts, CHOSEN)
@@ -343,6 +363,8 @@ def _down_tiles(
     column = tl.program_id(0)
     token = tl.program_id(1)
     cuda.gdc_launch_dependents()
+    if column == 0:
+        _prefetch_share(weights + token * CHOSEN, CHOSEN, 0, 1)
     # FC1 waits before it lets this kernel start, so that the ids are there.
     slots = local_slots(ids + token * CHOSEN, first_expert, experts, CHOSEN)
     row = tl.arange(0, SLOTS * PARTS * 32)

@@ -233,12 +233,15 @@ def _launch(
         options["WIDTH"] = triton.next_power_of_2(depth)
         held[(row_programs,)](*arguments, **options, **launched)
     elif config.kernel == "ring":
-        step = DEPTH * config.warps // config.across
+        steps = triton.cdiv(depth, DEPTH * config.warps // config.across)
+        flying = min(config.ahead, steps)
+        is_early = flying == steps and not finished["GLU"]
         flight = {
             "DEPTH": DEPTH,
             "ACROSS": config.across,
             "STAGES": config.ahead + 1,
-            "EARLY": step * config.ahead >= depth and not finished["GLU"],
+            "AHEAD": flying if is_early else flying // 2 + 1,
+            "EARLY": is_early,
         }
         grid = (SMS * triton.cdiv(columns, SMS * config.rows),)
         ring[grid](*arguments, TOKENS=8 if tokens <= 8 else 16, **flight, **options, **launched)
@@ -304,7 +307,7 @@ def held(
     if not GLU:
         cuda.gdc_launch_dependents()
     here = weight + row.to(tl.int64)[:, None] * K + k[None, :]
-    rows = tl.load(here, mask=(k < K)[None, :], other=0.0)
+    rows = tl.load(here, mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
     output = (first + tl.arange(0, OUTPUTS))[:, None]
     outputs = columns // 2 if GLU else columns
     cuda.gdc_wait()  # x is the previous kernel's

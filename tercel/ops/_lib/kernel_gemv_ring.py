@@ -33,6 +33,7 @@ def ring(
     DEPTH: gl.constexpr,
     ACROSS: gl.constexpr,
     STAGES: gl.constexpr,
+    AHEAD: gl.constexpr,
     EARLY: gl.constexpr,
     ROUND: gl.constexpr,
     GLU: gl.constexpr,
@@ -41,13 +42,14 @@ def ring(
     num_warps: gl.constexpr,
 ):
     """A program's part of the outputs, at most ROWS rows of weight. ACROSS warps divide the rows,
-    the others K, DEPTH at a time. STAGES - 1 tiles of weight are on their way before the
-    grid-dependency wait and ever after. EARLY starts the next launch at once instead of after the
-    wait, where both fit on a multiprocessor."""
+    the others K, DEPTH at a time. AHEAD tiles of weight are on their way before the grid-dependency
+    wait, STAGES - 1 ever after: copies are waited for in their order, so that the first product,
+    which needs x, waits for all that came before. EARLY starts the next launch at once instead of
+    after the wait, where both fit on a multiprocessor."""
     ALONG: gl.constexpr = num_warps // ACROSS
     STEP: gl.constexpr = ALONG * DEPTH
     STEPS: gl.constexpr = (K + STEP - 1) // STEP
-    AHEAD: gl.constexpr = min(STAGES - 1, STEPS)
+    FLYING: gl.constexpr = min(STAGES - 1, STEPS)
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [ALONG, ACROSS, 1], [1, 16, 8])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, SUMS, 8)
     RIGHT: gl.constexpr = gl.DotOperandLayout(1, SUMS, 8)
@@ -76,7 +78,6 @@ def ring(
         values = values + (tile,)  # noqa: RUF005
     for step in gl.static_range(AHEAD):
         _fetch(weights[step], w, here, k, live, step * STEP, K)
-        async_copy.commit_group()
     prefetch(x, tokens, x_stride, K, num_warps)
     token = along(1, TOKENS, COPY)
     there = token * x_stride + k
@@ -84,17 +85,19 @@ def ring(
     cuda.gdc_wait()  # x is the previous kernel's
     if not EARLY:
         cuda.gdc_launch_dependents()
-    for step in gl.static_range(AHEAD):
+    for step in gl.static_range(FLYING):
+        if step >= AHEAD:
+            _fetch(weights[step], w, here, k, live, step * STEP, K)
         _fetch(values[step], x, there, k, known, step * STEP, K)
         async_copy.commit_group()
     sums = gl.zeros((ALONG, ROWS, TOKENS), gl.float32, SUMS)
     for step in gl.static_range(STEPS):
-        async_copy.wait_group(AHEAD - 1)
-        if step + AHEAD < STEPS:
-            free = weights[(step + AHEAD) % STAGES]
-            _fetch(free, w, here, k, live, (step + AHEAD) * STEP, K)
-            free = values[(step + AHEAD) % STAGES]
-            _fetch(free, x, there, k, known, (step + AHEAD) * STEP, K)
+        async_copy.wait_group(FLYING - 1)
+        if step + FLYING < STEPS:
+            free = weights[(step + FLYING) % STAGES]
+            _fetch(free, w, here, k, live, (step + FLYING) * STEP, K)
+            free = values[(step + FLYING) % STAGES]
+            _fetch(free, x, there, k, known, (step + FLYING) * STEP, K)
         async_copy.commit_group()
         left = weights[step % STAGES].load(LEFT)
         right = values[step % STAGES].permute((0, 2, 1)).load(RIGHT)

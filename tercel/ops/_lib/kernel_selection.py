@@ -14,8 +14,6 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kernel_selection_split import split_selection, splits
-
 FORMS = ((4, 4, 2, 16), (1 << 30, 2, 2, 8))
 """(snapshots at most, snapshots taken at a time, how many times are in flight, warps), chosen by
 measurement on an H200: docs/log.md, 2026-11-30."""
@@ -28,7 +26,7 @@ def selection(
     weights: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
     epsilons: tuple[float, float],
 ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """One launch, or two, over row [T, N], prefix [T, N] and bank [S, T, N]; weights are res_norm,
+    """One launch over row [T, N], prefix [T, N] and bank [S, T, N]; weights are res_norm,
     res_proj and that of the norm, epsilons those of the selection and of the norm.
 
     Returns:
@@ -37,8 +35,6 @@ def selection(
     """
     tokens, width = row.shape
     snapshots = len(bank)
-    if splits(row, snapshots):
-        return split_selection(row, prefix, bank, weights, epsilons)
     normed = None if weights[2] is None else row.new_empty(tokens, width)
     updated = row if prefix is None else row.new_empty(tokens, width)
     mixture = row.new_empty(tokens, width)

@@ -15,7 +15,9 @@ ALL = {"k": 16, "E": 64, "L": 3584, "I": 192, "mxfp4": True}
 BENCH = Bench(
     cells=(
         Cell("Kimi K3, four slots a token, early", TP4_EP4, T=1, early=True, **FOUR),
-        *(Cell("Kimi K3, four slots a token", TP4_EP4, T=t, **FOUR) for t in (1, 8, MAX_TOKENS)),
+        Cell("Kimi K3, four slots a token", TP4_EP4, T=1, **FOUR),
+        Cell("Kimi K3, as many experts as slots", TP4_EP4, T=8, apart=True, **FOUR),
+        Cell("Kimi K3, four slots a token", TP4_EP4, T=MAX_TOKENS, **FOUR),
         *(Cell("Kimi K3, all experts, narrow", TP16, T=t, **ALL) for t in (1, 8)),
         Cell("half of the width", T=1, k=8, E=16, L=3584, I=384, mxfp4=True),
         Cell("whole experts", T=2, k=2, E=4, L=3584, I=3072, mxfp4=True),

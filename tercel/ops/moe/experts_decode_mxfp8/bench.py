@@ -10,7 +10,8 @@ ALL = {"k": 16, "E": 64, "L": 3584, "I": 192, "mxfp4": True}
 
 BENCH = Bench(
     cells=(
-        *(Cell("Kimi K3, four slots, early", TP4_EP4, T=t, early=True, **FOUR) for t in (1, 8)),
+        Cell("Kimi K3, four slots, early", TP4_EP4, T=1, early=True, **FOUR),
+        Cell("Kimi K3, as many experts as slots", TP4_EP4, T=8, early=True, apart=True, **FOUR),
         *(Cell("Kimi K3, four slots a token", TP4_EP4, T=t, **FOUR) for t in (1, 8, MAX_TOKENS)),
         *(Cell("Kimi K3, all experts, narrow", TP16, T=t, **ALL) for t in (1, 2, 8)),
     ),

@@ -63,11 +63,12 @@ TOLERANCE = Tolerance(
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
     tokens, chosen, experts = cell["T"], cell["k"], cell["E"]
     total = cell.get("total", experts)
-    slots = [make.choice(chosen, low=0, high=total) for _ in range(tokens)]
+    at_once = tokens if cell.get("apart") else 1  # whether no two slots share an expert
+    drawn = [make.choice(at_once * chosen, low=0, high=total) for _ in range(tokens // at_once)]
     situ = cell.get("activation", "situ") == "situ"
     return {
         "z": make.normal(tokens, cell["L"]),
-        "ids": torch.stack(slots),
+        "ids": torch.cat(drawn).reshape(tokens, chosen),
         "weights": make.uniform(tokens, chosen, low=0.05, high=2.0 / chosen, dtype="f32"),
         **_weights(cell, make),
         "first_expert": cell.get("first", 0),
@@ -152,6 +153,7 @@ CONTRACT = Contract(
         Cell("bf16 experts with SiLU", ("tp1",), T=19, k=2, E=6, L=64, I=96, activation="silu"),
         Cell("a quarter of the experts", T=23, k=4, E=4, L=64, I=32, total=16, first=4),
         Cell("NVFP4, a second scale per matrix", ("tp1",), T=9, k=4, E=6, L=64, I=32, nvfp4=True),
+        Cell("blocks of slots", T=20, k=2, E=4, L=256, I=256, mxfp4=True),
         Cell("no token on this rank", T=2, k=2, E=1, L=64, I=32, total=9, first=9),
     ),
     tolerance=TOLERANCE,

@@ -76,6 +76,7 @@ CONTRACT = Contract(
         Cell("nano, one token", ("tp1",), T=1, k=4, E=16, L=128, I=128),
         Cell("a quarter of the experts", T=23, k=4, E=4, L=64, I=32, total=16, first=4),
         Cell("experts with SiLU", T=19, k=2, E=6, L=64, I=96, activation="silu"),
+        Cell("blocks of slots", T=20, k=2, E=4, L=512, I=512),
         Cell("no token on this rank", T=2, k=2, E=1, L=64, I=32, total=9, first=9),
     ),
     tolerance=TOLERANCE,

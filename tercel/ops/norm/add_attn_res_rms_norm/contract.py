@@ -61,6 +61,7 @@ CONTRACT = Contract(
         Cell("nano batch", ("tp1",), S=4, T=8, N=256, prefix=True),
         Cell("after a snapshot", ("tp1",), S=2, T=8, N=256, prefix=False),
         Cell("a slice of a bank", ("tp1",), S=2, T=3, N=64, rows=5, spare=4, prefix=True),
+        Cell("K3, five of a larger bank", S=5, T=20, N=7168, rows=7, spare=2, prefix=False),
         Cell("K3 last layer", ("tp16_moetp4ep4",), S=8, T=1, N=7168, prefix=True),
     ),
     tolerance={

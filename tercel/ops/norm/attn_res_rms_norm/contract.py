@@ -48,6 +48,7 @@ CONTRACT = Contract(
         Cell("nano decode", ("tp1",), S=3, T=1, N=256),
         Cell("nano batch", ("tp1",), S=4, T=8, N=256),
         Cell("a slice of a larger bank, in both axes", ("tp1",), S=2, T=3, N=64, rows=5, spare=4),
+        Cell("K3, five of a larger bank", S=5, T=20, N=7168, rows=7, spare=2),
         Cell("K3 output selection", ("tp16_moetp4ep4",), S=8, T=1, N=7168),
     ),
     tolerance=Tolerance(
