@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+from tercel.ops._lib.kernel_prefetch import prefetch_lines
+
 FUSED_PARTS = 64
 """Up to which one launch merges and multiplies, for a single token."""
 SUMMED = 4096
@@ -224,6 +226,9 @@ def _values(
     column = head * V + value
     one = tl.program_id(2)
     live = _live(context_lens, one, width, parts, capacity, TOKENS, LEAST) if FUSED else 0
+    if gate is not None and BATCH == 1:
+        asked = gate + one.to(tl.int64) * gate_stride + head * V + tl.program_id(0) * ROWS
+        prefetch_lines(asked.to(tl.int64))
     cuda.gdc_wait()  # w_v is a constant and lengths are a step's inputs; the rest is earlier work's
     if gate is not None:
         at = gate + token.to(tl.int64)[:, None] * gate_stride + column[None, :]

@@ -13,7 +13,8 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra import cuda
 
 from tercel.ops._lib import kernel_cluster, kernel_selection
-from tercel.ops._lib.kernel_cluster import exchange, prefetch, received, send, touch
+from tercel.ops._lib.kernel_bulk_prefetch import prefetch, touch
+from tercel.ops._lib.kernel_cluster import exchange, received, send
 
 FORMS = (
     (1, ((16, 8, 4),)),

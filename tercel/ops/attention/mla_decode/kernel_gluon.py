@@ -6,7 +6,8 @@ Entries stand on the left of both products, so that eight query rows are not pad
 entries is copied to shared memory once and read from there twice: along entries for the scores,
 across them for the mixture, where FP8 codes widen on the way, in registers. Tiles that end before a
 row's context hold entries of earlier steps, so that the first of them are on their way before the
-wait for the previous launch, as is the length that says so. What does not fit is Triton's.
+wait for the previous launch, as is the length that says so; queries and the tile of this step's
+own entries are asked for in L2. What does not fit is Triton's.
 
 The interpreter does not run it: the CPU tests cover kernel_triton.py alone.
 """
@@ -18,6 +19,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra import cuda
 
+from tercel.ops._lib.kernel_bulk_prefetch import prefetch
 from tercel.ops._lib.kernel_latent_merge import FUSED_PARTS, Config
 from tercel.ops._lib.kernel_latent_parts import (
     MOST_PARTS,
@@ -226,6 +228,13 @@ def _attend_few(
         own_page = page_of(table, own, last, TOKENS, PAGE)
         next_page = page_of(table, own + 1, last, TOKENS, PAGE)
         page = page_of(table, ahead, last, TOKENS, PAGE)
+        BITS: gl.constexpr = query.dtype.element_ty.primitive_bitwidth
+        for column in gl.static_range(COLUMNS):
+            q = query + (row * queries + gl.minimum(column, queries - 1)) * E
+            prefetch(q, column, E * BITS // 8)
+        if own < ahead:
+            entries = pages + own_page * (PAGE * E) + own * TOKENS % PAGE * E
+            prefetch(entries, 0, TOKENS * E * stored.primitive_bitwidth // 8)
         cuda.gdc_wait()  # lengths, tables and earlier entries are a step's inputs
         n = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, QUERY))
         q = query + (row * queries + gl.minimum(n, queries - 1)) * E
