@@ -28,11 +28,11 @@ found = {}
 for name, op in ops().items():
     for held in SHARED:
         if held in op.implementations:
-            drawn = op.arguments(**op.contract.inputs(smallest(op), Shapes()))
+            drawn = op.arguments(**op.contract.inputs(smallest(op, held), Shapes()))
             chosen = op.implementation(held)
             kinds.clear()
             chosen.run(**packed(op, chosen, drawn, torch.bfloat16))
-            found[name] = list(kinds)
+            found[f"{name} {held}"] = list(kinds)
 print(json.dumps(found))
 """
 
