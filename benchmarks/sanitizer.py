@@ -32,7 +32,7 @@ from tercel.ops.attention.mla_decode.contract import HEAD
 from tercel.ops.catalog import catalog
 
 TOOLS = ("memcheck", "racecheck")
-SHARED = ("gluon",)
+SHARED = ("gluon", "gluon_sm_90")
 """Implementations that manage shared memory themselves."""
 PLACES = (shutil.which("compute-sanitizer"), "/usr/local/cuda/bin/compute-sanitizer")
 FAILED = 99
@@ -48,6 +48,13 @@ TINY: Mapping[str, Cell] = {
         (),
         **HEAD,
         **{"H": 6, "PS": 64, "PAGES": 6, "width": 1, "gated": True},
+        contexts=(150, 0),
+    ),
+    "mla_decode gluon_sm_90": Cell(
+        "query rows that do not fill their block, tiles that no parts divide evenly",
+        (),
+        **HEAD,
+        **{"H": 40, "PS": 64, "PAGES": 6, "width": 1, "gated": True},
         contexts=(150, 0),
     ),
     "mla_prefill": Cell(
@@ -69,7 +76,8 @@ TINY: Mapping[str, Cell] = {
         }.items()
     },
 }
-"""Cells of ops whose contracts have no cell that is small and runs their kernels."""
+"""Cells of ops, or of implementations of them, whose contracts have no cell that is small and runs
+their kernels."""
 
 
 def ops() -> dict[str, Op[..., Any]]:
@@ -89,9 +97,10 @@ def kernels(op: Op[..., Any], tool: str) -> list[str]:
     ]
 
 
-def smallest(op: Op[..., Any]) -> Cell:
+def smallest(op: Op[..., Any], implementation: str) -> Cell:
     cells = [cell for cell in op.contract.cells if 0 not in cell.sizes.values()]
-    return TINY.get(op.name) or min(cells, key=partial(size_of, op))
+    chosen = TINY.get(f"{op.name} {implementation}") or TINY.get(op.name)
+    return chosen or min(cells, key=partial(size_of, op))
 
 
 def size_of(op: Op[..., Any], cell: Cell) -> int:
@@ -104,8 +113,8 @@ def run_op(name: str, tool: str) -> None:
     """In a process under the sanitizer: the kernels alone, inputs drawn on the CPU."""
     print(f"at the inputs of {name}", flush=True)
     op = ops()[name]
-    cell = smallest(op)
     for implementation in kernels(op, tool):
+        cell = smallest(op, implementation)
         drawn = {
             key: value.cuda() if isinstance(value, torch.Tensor) else value
             for key, value in draw(op, cell, dtype=torch.bfloat16).items()
@@ -142,7 +151,7 @@ def verdicts(sanitizer: str, name: str, seconds: float) -> list[dict[str, str]]:
         found.append(
             {
                 "kernel": f"{name} {', '.join(names)}",
-                "cell": ran[0][1] if ran else "",
+                "cell": ", ".join(dict.fromkeys(cell for _, cell in ran)),
                 "tool": tool,
                 "verdict": verdict,
                 "seconds": f"{time.monotonic() - start:.0f}",

@@ -36,9 +36,9 @@ for name, op in ops().items():
     for chosen in op.implementations.values():
         if chosen.name in SHARED:
             cells = [cell for cell in op.contract.cells if 0 not in cell.sizes.values()]
-            found[name] = {
+            found[f"{name} {chosen.name}"] = {
                 "contract": any(launched(op, chosen, cell) for cell in cells),
-                "sanitizer": launched(op, chosen, smallest(op)),
+                "sanitizer": launched(op, chosen, smallest(op, chosen.name)),
             }
 print(json.dumps(found))
 """

@@ -90,6 +90,13 @@ def _sums_layout(columns, warps):
     return gl.NVMMADistributedLayout([3, 0], [4, warps // 4], [16, columns * 4 // warps, 16])
 
 
+@gluon.jit
+def _folded(p):
+    """Sums of what a thread has of a row."""
+    parts = p.reshape([p.shape[0], 2, p.shape[1] // 16, 4, 2])
+    return gl.sum(gl.sum(parts, 4), 2)
+
+
 @gluon.jit(do_not_specialize=["queries", "heads", "width", "room"])
 def _attend_many(
     query,  # [R, queries, L + D] act
@@ -153,20 +160,14 @@ def _attend_many(
         seen = (context + n // heads + 1)[:, None]
         token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, SCORES))[None, :]
         most = gl.full([COLUMNS], SMALLEST, gl.float32, gl.SliceLayout(1, SCORES))
-        total = gl.zeros([COLUMNS, TOKENS], gl.float32, SCORES)
+        total = _folded(gl.zeros([COLUMNS, TOKENS], gl.float32, SCORES))
         zeros = gl.zeros([COLUMNS, TOKENS], gl.float32, SCORES)
         mix = hopper.warpgroup_mma_init(gl.zeros([COLUMNS, L], gl.float32, MIXED))
         for tile in range(first, last):
             buffer = (tile - first) % STAGES
             latent = latents.index(buffer)
-            async_copy.wait_group(0)
-            hopper.fence_async_shared()
-            scores = hopper.warpgroup_mma(
-                q_rope, ropes.index(buffer).permute((1, 0)), zeros, use_acc=False, is_async=True
-            )
-            scores = hopper.warpgroup_mma(q_latent, latent.permute((1, 0)), scores, is_async=True)
             # The mixture is done everywhere, so that what it read may be written.
-            mixed_so_far = hopper.warpgroup_mma_wait(2, deps=[mix])
+            mixed_so_far = hopper.warpgroup_mma_wait(0, deps=[mix])
             barrier()
             if tile + 1 < last:
                 coming = (tile + 1 - first) % STAGES
@@ -176,12 +177,18 @@ def _attend_many(
                 )  # fmt: skip
             async_copy.commit_group()
             page = page_of(table, tile + 2, last, TOKENS, PAGE)
+            async_copy.wait_group(1)
+            hopper.fence_async_shared()
+            scores = hopper.warpgroup_mma(
+                q_rope, ropes.index(buffer).permute((1, 0)), zeros, use_acc=False, is_async=True
+            )
+            scores = hopper.warpgroup_mma(q_latent, latent.permute((1, 0)), scores, is_async=True)
             scores = hopper.warpgroup_mma_wait(0, deps=[scores])
             scores = gl.where(tile * TOKENS + token < seen, scores * scale, float("-inf"))
             highest = gl.maximum(most, gl.max(scores, 1))
             p = gl.exp2(scores - highest[:, None])
             shrink = gl.exp2(most - highest)[:, None]
-            total = total * shrink + p
+            total = total * gl.convert_layout(gl.exp2(most - highest), gl.SliceLayout(1, gl.SliceLayout(2, total.type.layout)))[:, None, None] + _folded(p)
             most = highest
             shares.store(p.to(act))
             hopper.fence_async_shared()
@@ -189,7 +196,7 @@ def _attend_many(
             mix = hopper.warpgroup_mma(shares, latent, mixed_so_far * by, is_async=True)
 
         mixed_so_far = hopper.warpgroup_mma_wait(0, deps=[mix])
-        whole = gl.sum(total, 1)
+        whole = gl.convert_layout(gl.sum(gl.sum(total, 2), 1), gl.SliceLayout(1, SCORES))
         share = 1.0 / gl.where(whole == 0, 1.0, whole)
         here = (row * parts + part) * queries + n
         gl.store(weight + here, most + gl.log2(whole), mask=n < queries)
