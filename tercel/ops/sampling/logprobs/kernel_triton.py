@@ -1,14 +1,15 @@
 """sampling/logprobs in two launches, without a sort of the vocabulary.
 
-    1. of each group of neighbouring logits: the likeliest, the sum of exp(logit - likeliest), and
-       how many logits are above the token's
-    2. of each row: those sums together, in id order; then of the `top` groups with the likeliest
-       of their own, what is no less likely than the last of these: nothing else can be among the
-       likeliest. Of few such, how many are above each is its place, by comparing every two; of
-       many, each in turn is the likeliest left, for which only the group of the last is read again
+    1. of each part of a row: the likeliest, the sum of exp(logit - likeliest), how many logits are
+       above the token's, and the likeliest of each group of neighbours
+    2. of each row: those sums together, in id order. Nothing below the last of the `top` parts with
+       the likeliest of their own is among the likeliest of all; groups that have something else are
+       read again, and what it is is put side by side. Of few such, how many are above each is its
+       place, by comparing every two; of many, each in turn is the likeliest left, for which only
+       the group of the one before is read again
 
 Logit and id are compared as one integer, of which the larger logit and then the lower id is the
-larger. Places of the few in memory differ between runs, results do not.
+larger.
 """
 
 import torch
@@ -21,12 +22,14 @@ from tercel.ops.sampling.logprobs import reference
 
 MOST = 64
 """Likeliest tokens that the kernel finds; the reference sorts for more."""
-GROUPS, LEAST_GROUP = 256, 64
-"""Groups of a row at most, of which every two are compared; logits of a group at least."""
-BLOCK, WARPS = 2048, 4
-"""Logits and warps of a program of the first launch."""
-GATHERED, ROW_WARPS = 16384, 16
-"""Logits that a program of the second launch takes at a time, and its warps."""
+PARTS, LEAST_PART = 128, 64
+"""Parts of a row at most, of which every two are compared; logits of a part at least."""
+EACH = 32
+"""Groups of a part."""
+WARPS, ROW_WARPS = 4, 8
+"""Of programs of the first launch and of the second."""
+TILE = 4096
+"""Logits that a program of the second launch takes at a time."""
 RANKED = tl.constexpr(256)
 """Logits of which every two are compared."""
 LEAST = tl.constexpr(-(2**63))
@@ -39,35 +42,38 @@ def logprobs(
     if top > MOST:
         return reference.logprobs(logits, tokens, top=top)
     rows, vocabulary = logits.shape
-    group = max(triton.next_power_of_2(triton.cdiv(vocabulary, GROUPS)), LEAST_GROUP)
-    groups = triton.cdiv(vocabulary, group)
-    each = max(BLOCK // group, 1)
+    part = max(triton.next_power_of_2(triton.cdiv(vocabulary, PARTS)), LEAST_PART)
+    parts = triton.cdiv(vocabulary, part)
+    groups = parts * EACH if top else 0
     long = {"dtype": torch.int64, "device": logits.device}
     short = {"dtype": torch.int32, "device": logits.device}
     chosen, values = logits.new_empty(rows), logits.new_empty(rows, top)
     rank, ids = torch.empty(rows, **long), torch.empty(rows, top, **long)
-    bests, sums = torch.empty(rows, groups, **long), logits.new_empty(rows, groups)
-    above, counters = torch.empty(rows, groups, **short), torch.empty(rows, **short)
-    few = torch.empty(rows, RANKED.value if top else 0, **long)
+    tops, sums = torch.empty(rows, parts, **long), logits.new_empty(rows, parts)
+    above, bests = torch.empty(rows, parts, **short), torch.empty(rows, groups, **long)
+    which, few = torch.empty(rows, groups, **short), torch.empty(rows, RANKED.value, **long)
     if rows:
-        scratch = (bests, sums, above, counters)
-        _groups[(triton.cdiv(groups, each), rows)](
-            logits, tokens, *scratch, vocabulary, groups,
-            EACH=each, GROUP=group, num_warps=WARPS, launch_pdl=True,
-        )  # fmt: skip
+        scratch = (tops, sums, above, bests)
+        sizes = {"ANY": top > 0, "EACH": EACH, "GROUP": part // EACH}
+        _parts[(parts, rows)](
+            logits, tokens, *scratch, vocabulary, **sizes, num_warps=WARPS, launch_pdl=True
+        )
         _whole[(rows,)](
-            logits, tokens, *scratch, few, chosen, values, ids, rank, vocabulary, groups, top,
-            ANY=top > 0, GROUPS=triton.next_power_of_2(groups), GROUP=group,
-            STEP=max(GATHERED // group, 1), num_warps=ROW_WARPS, launch_pdl=True,
+            logits, tokens, *scratch, which, few, chosen, values, ids, rank, vocabulary, parts, top,
+            PARTS=triton.next_power_of_2(parts), TILE=TILE,
+            **sizes, num_warps=ROW_WARPS, launch_pdl=True,
         )  # fmt: skip
     return chosen, values, ids, rank
 
 
 @triton.jit
-def _keys(values, at, vocabulary):
-    """Logits and ids as one integer; zeros of both signs are equal."""
+def _keys(logits, at, vocabulary, mask):
+    """([*] logits, [*] logits and ids as one integer, in which zeros of both signs are equal);
+    outside -inf and LEAST."""
+    inside = mask & (at < vocabulary)
+    values = tl.load(logits + at, mask=inside, other=float("-inf"))
     key = (ordered(values + 0.0).to(tl.int64) << 32) | (0x7FFFFFFF - at)
-    return tl.where(at < vocabulary, key, LEAST)
+    return values, tl.where(inside, key, LEAST)
 
 
 @triton.jit
@@ -83,82 +89,91 @@ def _token(key):
 
 
 @triton.jit
-def _groups(
+def _parts(
     logits,  # [rows, vocabulary] fp32
     tokens,  # [rows] i64
-    bests,  # [rows, groups] i64: the likeliest's key
-    sums,  # [rows, groups] fp32: of exponentials over the likeliest's
-    above,  # [rows, groups] i32
-    counters,  # [rows] i32: zero afterwards
+    tops,  # [rows, parts] i64: the likeliest's key
+    sums,  # [rows, parts] fp32: of exponentials over the likeliest's
+    above,  # [rows, parts] i32
+    bests,  # [rows, parts, EACH] i64: the key of each group's likeliest
     vocabulary,
-    groups,
+    ANY: tl.constexpr,
     EACH: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    program, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    group = program * EACH + tl.arange(0, EACH)
-    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    group = tl.arange(0, EACH)
+    at = part * EACH * GROUP + group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
     logits += row * vocabulary
-    values = tl.load(logits + at, mask=at < vocabulary, other=float("-inf"))
+    values, key = _keys(logits, at, vocabulary, True)
     bar = tl.load(logits + tl.load(tokens + row))
-    best = tl.max(_keys(values, at, vocabulary), 1)
-    most = _logit(best)[:, None]
-    total = tl.sum(tl.where(most == float("-inf"), 0.0, tl.exp(values - most)), 1)
-    here, real = row * groups + group, group < groups
-    tl.store(bests + here, best, mask=real)
-    tl.store(sums + here, total, mask=real)
-    tl.store(above + here, tl.sum((values > bar).to(tl.int32), 1), mask=real)
-    if program == 0:
-        tl.store(counters + row, 0)
+    best = tl.max(key, 1)
+    top = tl.max(best, 0)
+    most = _logit(top)
+    here = row * tl.num_programs(0) + part
+    tl.store(tops + here, top)
+    barred = most == float("-inf")
+    tl.store(sums + here, tl.sum(tl.where(barred, 0.0, tl.exp(values - most))))
+    tl.store(above + here, tl.sum((values > bar).to(tl.int32)))
+    if ANY:
+        tl.store(bests + here * EACH + group, best)
 
 
 @triton.jit(do_not_specialize=("top",))
 def _whole(
     logits,  # [rows, vocabulary] fp32
     tokens,  # [rows] i64
-    bests,  # [rows, groups] i64
-    sums,  # [rows, groups] fp32
-    above,  # [rows, groups] i32
-    counters,  # [rows] i32 zeros
-    few,  # [rows, RANKED] i64: keys of what may be among the likeliest
+    tops,  # [rows, parts] i64
+    sums,  # [rows, parts] fp32
+    above,  # [rows, parts] i32
+    bests,  # [rows, parts, EACH] i64
+    which,  # [rows, parts * EACH] i32: groups that may have one of the likeliest, in order
+    few,  # [rows, RANKED] i64: keys of what may be among the likeliest, in order of ids
     chosen,  # [rows] fp32
     top_values,  # [rows, top] fp32
     top_ids,  # [rows, top] i64
     rank,  # [rows] i64
     vocabulary,
-    groups,
+    parts,
     top,
     ANY: tl.constexpr,
-    GROUPS: tl.constexpr,
+    PARTS: tl.constexpr,
+    EACH: tl.constexpr,
     GROUP: tl.constexpr,
-    STEP: tl.constexpr,
+    TILE: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    group = tl.arange(0, GROUPS)
-    real = group < groups
+    part = tl.arange(0, PARTS)
+    real = part < parts
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
     logits += row * vocabulary
-    here = row * groups + group
-    best = tl.load(bests + here, mask=real, other=LEAST)
-    totals = tl.load(sums + here, mask=real, other=0.0)
-    count = tl.sum(tl.load(above + here, mask=real, other=0), 0)
-    most = _logit(tl.max(best, 0))
-    log_total = tl.log(tl.sum(tl.where(real, totals * tl.exp(_logit(best) - most), 0.0), 0))
+    tops += row * parts
+    key = tl.load(tops + part, mask=real, other=LEAST)
+    totals = tl.load(sums + row * parts + part, mask=real, other=0.0)
+    count = tl.sum(tl.load(above + row * parts + part, mask=real, other=0), 0)
     value = tl.load(logits + tl.load(tokens + row))
+    most = _logit(tl.max(key, 0))
+    log_total = tl.log(tl.sum(tl.where(real, totals * tl.exp(_logit(key) - most), 0.0), 0))
     tl.store(chosen + row, value - most - log_total)
     tl.store(rank + row, count.to(tl.int64) + 1)
     if ANY:
+        groups = parts * EACH
+        group = tl.arange(0, PARTS * EACH)
+        best = tl.load(bests + row * groups + group, mask=group < groups, other=LEAST)
+        last = tl.max(tl.where(_above(tops, parts, key) == top - 1, key, LEAST), 0)
+        last = tl.maximum(last, LEAST + 1)
         top_values += row * top
         top_ids += row * top
+        which += row * groups
         few += row * RANKED
-        place = _above(bests + row * groups, groups, best)
-        found = _gather(
-            logits, best, place, counters + row, few, vocabulary, groups, top, STEP, GROUP
-        )
+        wanted = _put(which, 0, groups, group, best >= last)
+        tl.debug_barrier()
+        found = _gather(logits, which, wanted, last, few, vocabulary, GROUP, TILE)
         if found <= RANKED:
+            tl.debug_barrier()
             _ranked(few, found, top_values, top_ids, most, log_total, top)
         else:
             _in_turn(logits, best, top_values, top_ids, most, log_total, vocabulary, top, GROUP)
@@ -177,36 +192,27 @@ def _above(keys, count, own):
 
 
 @triton.jit
+def _put(there, start, size, values, chosen):
+    """Puts the chosen side by side from place `start` on, as far as `size` goes; how many."""
+    place = start + tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.store(there + place, values, mask=chosen & (place < size))
+    return tl.sum(chosen.to(tl.int32), 0)
+
+
+@triton.jit
 def _gather(
-    logits,
-    best,
-    place,
-    counter,
-    few,
-    vocabulary,
-    groups,
-    top,
-    STEP: tl.constexpr,
-    GROUP: tl.constexpr,
+    logits, which, wanted, last, few, vocabulary, GROUP: tl.constexpr, TILE: tl.constexpr
 ):
-    """How many may be among the likeliest; up to RANKED are put side by side, in no order."""
-    group = tl.arange(0, best.shape[0])
-    last = tl.max(tl.where(place == top - 1, best, LEAST), 0)
-    last = tl.maximum(last, LEAST + 1)
-    wanted = tl.minimum(top, groups)
+    """How many of the wanted groups' logits are not below `last`; more than RANKED are not all
+    counted."""
     found = 0
-    for start in range(0, wanted, STEP):
-        index = start + tl.arange(0, STEP)
-        which = tl.sum(tl.where(place[None, :] == index[:, None], group[None, :], 0), 1)
-        at = which[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        inside = (index < wanted)[:, None] & (at < vocabulary)
-        key = _keys(tl.load(logits + at, mask=inside, other=0.0), at, vocabulary)
-        among = inside & (key >= last)
-        found += tl.sum(among.to(tl.int32))
+    for start in range(0, wanted * GROUP, TILE):
         if found <= RANKED:
-            slot = tl.atomic_add(counter + at * 0, 1, mask=among, sem="relaxed")
-            tl.store(few + slot, key, mask=among)
-    tl.debug_barrier()
+            at = start + tl.arange(0, TILE)
+            inside = at < wanted * GROUP
+            group = tl.load(which + at // GROUP, mask=inside, other=0, cache_modifier=".cg")
+            _, key = _keys(logits, group * GROUP + at % GROUP, vocabulary, inside)
+            found += _put(few, found, RANKED, key, key >= last)
     return found
 
 
@@ -234,7 +240,6 @@ def _in_turn(
         _give(top_values, top_ids, place, key, most, log_total, True)
         which = (_token(key) // GROUP).to(tl.int32)
         at = which * GROUP + tl.arange(0, GROUP)
-        values = tl.load(logits + at, mask=at < vocabulary, other=0.0)
-        others = _keys(values, at, vocabulary)
+        _, others = _keys(logits, at, vocabulary, True)
         following = tl.max(tl.where(others < key, others, LEAST), 0)
         best = tl.where(group == which, following, best)
