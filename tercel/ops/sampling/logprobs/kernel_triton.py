@@ -26,9 +26,9 @@ PARTS, LEAST_PART = 128, 64
 """Parts of a row at most, of which every two are compared; logits of a part at least."""
 EACH = 32
 """Groups of a part."""
-WARPS, ROW_WARPS = 4, 8
+WARPS, ROW_WARPS = 2, 8
 """Of programs of the first launch and of the second."""
-TILE = 4096
+TILE = 2048
 """Logits that a program of the second launch takes at a time."""
 RANKED = tl.constexpr(256)
 """Logits of which every two are compared."""
@@ -67,13 +67,14 @@ def logprobs(
 
 
 @triton.jit
-def _keys(logits, at, vocabulary, mask):
-    """([*] logits, [*] logits and ids as one integer, in which zeros of both signs are equal);
-    outside -inf and LEAST."""
-    inside = mask & (at < vocabulary)
-    values = tl.load(logits + at, mask=inside, other=float("-inf"))
-    key = (ordered(values + 0.0).to(tl.int64) << 32) | (0x7FFFFFFF - at)
-    return values, tl.where(inside, key, LEAST)
+def _key(value, at):
+    """Logit and id as one integer; zeros of both signs are equal."""
+    return (ordered(value + 0.0).to(tl.int64) << 32) | (0x7FFFFFFF - at)
+
+
+@triton.jit
+def _keys(logits, at, inside):
+    return tl.where(inside, _key(tl.load(logits + at, mask=inside, other=0.0), at), LEAST)
 
 
 @triton.jit
@@ -107,9 +108,12 @@ def _parts(
     cuda.gdc_launch_dependents()
     cuda.gdc_wait()
     logits += row * vocabulary
-    values, key = _keys(logits, at, vocabulary, True)
+    values = tl.load(logits + at, mask=at < vocabulary, other=float("-inf"))
     bar = tl.load(logits + tl.load(tokens + row))
-    best = tl.max(key, 1)
+    likeliest = tl.max(values, 1)
+    first = tl.min(tl.where(values == likeliest[:, None], at, vocabulary - 1), 1)
+    there = (part * EACH + group) * GROUP < vocabulary
+    best = tl.where(there, _key(likeliest, first), LEAST)
     top = tl.max(best, 0)
     most = _logit(top)
     here = row * tl.num_programs(0) + part
@@ -186,7 +190,7 @@ def _above(keys, count, own):
     above = tl.zeros((own.shape[0], STEP), tl.int32)
     for start in range(0, count, STEP):
         at = start + tl.arange(0, STEP)
-        other = tl.load(keys + at, mask=at < count, other=LEAST, cache_modifier=".cg")
+        other = tl.load(keys + at, mask=at < count, other=LEAST)
         above += (other[None, :] > own[:, None]).to(tl.int32)
     return tl.sum(above, 1)
 
@@ -200,9 +204,7 @@ def _put(there, start, size, values, chosen):
 
 
 @triton.jit
-def _gather(
-    logits, which, wanted, last, few, vocabulary, GROUP: tl.constexpr, TILE: tl.constexpr
-):
+def _gather(logits, which, wanted, last, few, vocabulary, GROUP: tl.constexpr, TILE: tl.constexpr):
     """How many of the wanted groups' logits are not below `last`; more than RANKED are not all
     counted."""
     found = 0
@@ -210,8 +212,9 @@ def _gather(
         if found <= RANKED:
             at = start + tl.arange(0, TILE)
             inside = at < wanted * GROUP
-            group = tl.load(which + at // GROUP, mask=inside, other=0, cache_modifier=".cg")
-            _, key = _keys(logits, group * GROUP + at % GROUP, vocabulary, inside)
+            group = tl.load(which + at // GROUP, mask=inside, other=0)
+            at = group * GROUP + at % GROUP
+            key = _keys(logits, at, inside & (at < vocabulary))
             found += _put(few, found, RANKED, key, key >= last)
     return found
 
@@ -225,7 +228,7 @@ def _give(top_values, top_ids, place, key, most, log_total, mask):
 @triton.jit
 def _ranked(few, found, top_values, top_ids, most, log_total, top):
     i = tl.arange(0, RANKED)
-    key = tl.load(few + i, mask=i < found, other=LEAST, cache_modifier=".cg")
+    key = tl.load(few + i, mask=i < found, other=LEAST)
     place = _above(few, found, key)
     _give(top_values, top_ids, place, key, most, log_total, (i < found) & (place < top))
 
@@ -240,6 +243,6 @@ def _in_turn(
         _give(top_values, top_ids, place, key, most, log_total, True)
         which = (_token(key) // GROUP).to(tl.int32)
         at = which * GROUP + tl.arange(0, GROUP)
-        _, others = _keys(logits, at, vocabulary, True)
+        others = _keys(logits, at, at < vocabulary)
         following = tl.max(tl.where(others < key, others, LEAST), 0)
         best = tl.where(group == which, following, best)
