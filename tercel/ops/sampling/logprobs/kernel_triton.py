@@ -110,10 +110,10 @@ def _parts(
     logits += row * vocabulary
     values = tl.load(logits + at, mask=at < vocabulary, other=float("-inf"))
     bar = tl.load(logits + tl.load(tokens + row))
+    # A group outside the vocabulary has the last id at -inf, which nothing there is is below.
     likeliest = tl.max(values, 1)
     first = tl.min(tl.where(values == likeliest[:, None], at, vocabulary - 1), 1)
-    there = (part * EACH + group) * GROUP < vocabulary
-    best = tl.where(there, _key(likeliest, first), LEAST)
+    best = _key(likeliest, first)
     top = tl.max(best, 0)
     most = _logit(top)
     here = row * tl.num_programs(0) + part

@@ -17,14 +17,15 @@ from tests.interpreter import implementations
 CELL = CONTRACT.cells[1]
 PORTABLE = logprobs.portable.name
 TESTED = implementations(logprobs)
-FEW = Cell("groups that end inside a row", S=2, V=2500, top=3)
-HARD = {kind: Cell(kind, S=2, V=2500, top=20, kind=kind) for kind in KINDS}
+FEW = Cell("several parts, the last not whole", S=2, V=700, top=3)
+MANY = Cell("groups of several tiles", S=1, V=163840, top=64)
+HARD = {kind: Cell(kind, S=1, V=1500, top=20, kind=kind) for kind in KINDS}
 CALLS = [
     *(pytest.param(cell, PORTABLE, id=f"{PORTABLE}-{cell}") for cell in CONTRACT.cells),
     *(
         pytest.param(*(cell, *kernel.values), marks=kernel.marks, id=f"triton-{cell}")
         for kernel in TESTED[1:]
-        for cell in (*CONTRACT.cells[:4], CONTRACT.cells[-1], FEW, *HARD.values())
+        for cell in (CONTRACT.cells[0], CONTRACT.cells[2], FEW, MANY, *HARD.values())
     ),
 ]
 
