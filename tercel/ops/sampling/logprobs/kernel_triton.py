@@ -2,14 +2,13 @@
 
     1. of each part of a row: the likeliest, the sum of exp(logit - likeliest), how many logits are
        above the token's, and the likeliest of each group of neighbours
-    2. of each row: those sums together, in id order. Nothing below the last of the `top` parts with
-       the likeliest of their own is among the likeliest of all; groups that have something else are
-       read again, and what it is is put side by side. Of few such, how many are above each is its
-       place, by comparing every two; of many, each in turn is the likeliest left, for which only
-       the group of the one before is read again
+    2. of each row: those sums together, in id order. Of the parts' likeliest, the one at place
+       `top` is a bound below which nothing can be among the likeliest; groups that reach it are
+       read again, and their logits that do are put side by side. Of few, how many are above each
+       is its place, by comparing every two; of many, each in turn is the likeliest left, for which
+       only the group of the one before is read again
 
-Logit and id are compared as one integer, of which the larger logit and then the lower id is the
-larger.
+Logit and id are compared as one word (kernel_best), the larger logit and then the lower id first.
 """
 
 import torch
@@ -17,7 +16,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kernel_threshold import ordered
+from tercel.ops._lib.kernel_best import NEVER, id_of, score_of, word
 from tercel.ops.sampling.logprobs import reference
 
 MOST = 64
@@ -32,8 +31,6 @@ TILE = 2048
 """Logits that a program of the second launch takes at a time."""
 RANKED = tl.constexpr(256)
 """Logits of which every two are compared."""
-LEAST = tl.constexpr(-(2**63))
-"""Below what any logit and id are."""
 
 
 def logprobs(
@@ -67,36 +64,18 @@ def logprobs(
 
 
 @triton.jit
-def _key(value, at):
-    """Logit and id as one integer; zeros of both signs are equal."""
-    return (ordered(value + 0.0).to(tl.int64) << 32) | (0x7FFFFFFF - at)
-
-
-@triton.jit
-def _keys(logits, at, inside):
-    return tl.where(inside, _key(tl.load(logits + at, mask=inside, other=0.0), at), LEAST)
-
-
-@triton.jit
-def _logit(key):
-    high = (key >> 32).to(tl.int32)
-    bits = high ^ ((high >> 31) & 0x7FFFFFFF)
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _token(key):
-    return 0x7FFFFFFF - (key & 0xFFFFFFFF)
+def _words(logits, at, inside):
+    return tl.where(inside, word(tl.load(logits + at, mask=inside, other=0.0), at), NEVER)
 
 
 @triton.jit
 def _parts(
     logits,  # [rows, vocabulary] fp32
     tokens,  # [rows] i64
-    tops,  # [rows, parts] i64: the likeliest's key
+    tops,  # [rows, parts] i64: the likeliest's word
     sums,  # [rows, parts] fp32: of exponentials over the likeliest's
     above,  # [rows, parts] i32
-    bests,  # [rows, parts, EACH] i64: the key of each group's likeliest
+    bests,  # [rows, parts, EACH] i64: the word of each group's likeliest
     vocabulary,
     ANY: tl.constexpr,
     EACH: tl.constexpr,
@@ -110,12 +89,12 @@ def _parts(
     logits += row * vocabulary
     values = tl.load(logits + at, mask=at < vocabulary, other=float("-inf"))
     bar = tl.load(logits + tl.load(tokens + row))
-    # A group outside the vocabulary has the last id at -inf, which nothing there is is below.
+    # Groups outside the vocabulary count as its last id at -inf: no real word is below that.
     likeliest = tl.max(values, 1)
     first = tl.min(tl.where(values == likeliest[:, None], at, vocabulary - 1), 1)
-    best = _key(likeliest, first)
+    best = word(likeliest, first)
     top = tl.max(best, 0)
-    most = _logit(top)
+    most = score_of(top)
     here = row * tl.num_programs(0) + part
     tl.store(tops + here, top)
     barred = most == float("-inf")
@@ -134,7 +113,7 @@ def _whole(
     above,  # [rows, parts] i32
     bests,  # [rows, parts, EACH] i64
     which,  # [rows, parts * EACH] i32: groups that may have one of the likeliest, in order
-    few,  # [rows, RANKED] i64: keys of what may be among the likeliest, in order of ids
+    few,  # [rows, RANKED] i64: words of what may be among the likeliest, in order of ids
     chosen,  # [rows] fp32
     top_values,  # [rows, top] fp32
     top_ids,  # [rows, top] i64
@@ -155,20 +134,20 @@ def _whole(
     cuda.gdc_wait()
     logits += row * vocabulary
     tops += row * parts
-    key = tl.load(tops + part, mask=real, other=LEAST)
+    own = tl.load(tops + part, mask=real, other=NEVER)
     totals = tl.load(sums + row * parts + part, mask=real, other=0.0)
     count = tl.sum(tl.load(above + row * parts + part, mask=real, other=0), 0)
     value = tl.load(logits + tl.load(tokens + row))
-    most = _logit(tl.max(key, 0))
-    log_total = tl.log(tl.sum(tl.where(real, totals * tl.exp(_logit(key) - most), 0.0), 0))
+    most = score_of(tl.max(own, 0))
+    log_total = tl.log(tl.sum(tl.where(real, totals * tl.exp(score_of(own) - most), 0.0), 0))
     tl.store(chosen + row, value - most - log_total)
     tl.store(rank + row, count.to(tl.int64) + 1)
     if ANY:
         groups = parts * EACH
         group = tl.arange(0, PARTS * EACH)
-        best = tl.load(bests + row * groups + group, mask=group < groups, other=LEAST)
-        last = tl.max(tl.where(_above(tops, parts, key) == top - 1, key, LEAST), 0)
-        last = tl.maximum(last, LEAST + 1)
+        best = tl.load(bests + row * groups + group, mask=group < groups, other=NEVER)
+        last = tl.max(tl.where(_above(tops, parts, own) == top - 1, own, NEVER), 0)
+        last = tl.maximum(last, NEVER + 1)  # fewer parts: whatever is real
         top_values += row * top
         top_ids += row * top
         which += row * groups
@@ -184,13 +163,13 @@ def _whole(
 
 
 @triton.jit
-def _above(keys, count, own):
-    """How many of the keys in memory are above each of `own`."""
+def _above(words, count, own):
+    """How many of the words in memory are above each of `own`."""
     STEP: tl.constexpr = 32
     above = tl.zeros((own.shape[0], STEP), tl.int32)
     for start in range(0, count, STEP):
         at = start + tl.arange(0, STEP)
-        other = tl.load(keys + at, mask=at < count, other=LEAST)
+        other = tl.load(words + at, mask=at < count, other=NEVER)
         above += (other[None, :] > own[:, None]).to(tl.int32)
     return tl.sum(above, 1)
 
@@ -214,23 +193,23 @@ def _gather(logits, which, wanted, last, few, vocabulary, GROUP: tl.constexpr, T
             inside = at < wanted * GROUP
             group = tl.load(which + at // GROUP, mask=inside, other=0)
             at = group * GROUP + at % GROUP
-            key = _keys(logits, at, inside & (at < vocabulary))
-            found += _put(few, found, RANKED, key, key >= last)
+            own = _words(logits, at, inside & (at < vocabulary))
+            found += _put(few, found, RANKED, own, own >= last)
     return found
 
 
 @triton.jit
-def _give(top_values, top_ids, place, key, most, log_total, mask):
-    tl.store(top_values + place, _logit(key) - most - log_total, mask=mask)
-    tl.store(top_ids + place, _token(key), mask=mask)
+def _give(top_values, top_ids, place, own, most, log_total, mask):
+    tl.store(top_values + place, score_of(own) - most - log_total, mask=mask)
+    tl.store(top_ids + place, id_of(own), mask=mask)
 
 
 @triton.jit
 def _ranked(few, found, top_values, top_ids, most, log_total, top):
     i = tl.arange(0, RANKED)
-    key = tl.load(few + i, mask=i < found, other=LEAST)
-    place = _above(few, found, key)
-    _give(top_values, top_ids, place, key, most, log_total, (i < found) & (place < top))
+    own = tl.load(few + i, mask=i < found, other=NEVER)
+    place = _above(few, found, own)
+    _give(top_values, top_ids, place, own, most, log_total, (i < found) & (place < top))
 
 
 @triton.jit
@@ -239,10 +218,10 @@ def _in_turn(
 ):
     group = tl.arange(0, best.shape[0])
     for place in range(0, top):
-        key = tl.max(best, 0)
-        _give(top_values, top_ids, place, key, most, log_total, True)
-        which = (_token(key) // GROUP).to(tl.int32)
+        own = tl.max(best, 0)
+        _give(top_values, top_ids, place, own, most, log_total, True)
+        which = (id_of(own) // GROUP).to(tl.int32)
         at = which * GROUP + tl.arange(0, GROUP)
-        others = _keys(logits, at, at < vocabulary)
-        following = tl.max(tl.where(others < key, others, LEAST), 0)
+        others = _words(logits, at, at < vocabulary)
+        following = tl.max(tl.where(others < own, others, NEVER), 0)
         best = tl.where(group == which, following, best)
