@@ -97,6 +97,8 @@ class TestFolder:
 
     def test_test_has_a_negative_control_and_refusals(self, folder):
         text = (folder / f"test_{folder.name}.py").read_text(encoding="utf-8")
+        for shared in re.findall(r"^from tests\.(\w+) import", text, re.MULTILINE):
+            text += (ROOT / f"tests/{shared}.py").read_text(encoding="utf-8")
         assert "check_control" in text and "check_refusal" in text and "check_replay" in text
 
     def test_axes_are_known(self, folder):

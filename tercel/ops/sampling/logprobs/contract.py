@@ -17,11 +17,34 @@ from tercel.contract import Arg, Cell, Contract, Cost, Tolerance, Value
 from tercel.contract.contract import InputMaker
 from tercel.errors import ContractError
 
+BARRED = -100.0
+"""As good as -inf, between which and itself there is no distance that a tolerance speaks of."""
+KINDS = ("equal", "rounded", "barred", "together", "many", "one")
+"""Rows whose likeliest tokens are equal, or side by side, or one that is far from all others."""
+MANY = 600
+"""Neighbours above all others."""
+
 
 def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
+    rows, vocabulary, kind = cell["S"], cell["V"], cell.get("kind", "normal")
+    logits = make.normal(rows, vocabulary, scale=3.0, dtype="f32")
+    if kind == "equal":
+        logits.zero_()
+        logits[:, ::3] = -0.0
+    elif kind == "rounded":
+        logits = logits.round()
+    elif kind == "barred":
+        logits[:, : vocabulary // 2] = BARRED
+        logits[:, vocabulary // 2 + 3 :] = BARRED
+    elif kind == "together":
+        logits[:, vocabulary // 3 :][:, : cell["top"]] += 50.0
+    elif kind == "many":
+        logits[:, vocabulary // 3 :][:, :MANY] += 50.0
+    elif kind == "one":
+        logits[:, -1] = 1e30
     return {
-        "logits": make.normal(cell["S"], cell["V"], scale=3.0, dtype="f32"),
-        "tokens": make.integers(cell["S"], low=0, high=cell["V"]),
+        "logits": logits,
+        "tokens": make.integers(rows, low=0, high=vocabulary),
         "top": cell["top"],
     }
 
@@ -59,6 +82,11 @@ CONTRACT = Contract(
         Cell("nano batch", ("tp1",), S=8, V=1280, top=20),
         Cell("no alternatives", ("tp1",), S=3, V=96, top=0),
         Cell("K3's vocabulary", ("tp16_moetp4ep4",), S=1, V=163840, top=20),
+        *(
+            Cell(f"K3's vocabulary, {kind}", ("tp16_moetp4ep4",), S=2, V=163840, top=20, kind=kind)
+            for kind in KINDS
+        ),
+        Cell("many likeliest tokens", ("tp16_moetp4ep4",), S=2, V=163840, top=64),
     ),
     tolerance=Tolerance(
         element_ulps=2,

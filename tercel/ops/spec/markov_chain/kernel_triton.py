@@ -131,21 +131,21 @@ def _posted(board, at, there, MEETS: tl.constexpr):
 
 
 @triton.jit
-def _best(
+def _draft(
     board,
+    tokens,
     slot,
     request,
-    real,
     requests,
-    programs,
     vocabulary,
     SLOTS: tl.constexpr,
     PARTS: tl.constexpr,
     GREEDY: tl.constexpr,
     MEETS: tl.constexpr,
 ):
-    """[BATCH] the id of the slot's largest score, the lowest of several."""
-    part = tl.arange(0, PARTS)
+    """[BATCH] the id of the slot's largest score, the lowest of several; program 0 writes it."""
+    part, programs = tl.arange(0, PARTS), tl.num_programs(0)
+    real = request < requests
     there = real[:, None] & (part < programs)[None, :]
     at = (slot * requests + request).to(tl.int64)[:, None] * programs + part[None, :]
     value = _posted(board, at, there, MEETS)
@@ -156,6 +156,8 @@ def _best(
     else:
         ids = _posted(board, at + SLOTS * requests * programs, there, MEETS)
         found = tl.min(tl.where(value == most[:, None], ids - 1, vocabulary), 1)
+    if tl.program_id(0) == 0:
+        tl.store(tokens + request.to(tl.int64) * SLOTS + slot, found, mask=real)
     return tl.where(real, found, 0)
 
 
@@ -237,12 +239,10 @@ def _chain(
                     if slot == 0:
                         previous = tl.load(anchors + request * anchor_step, mask=real, other=0)
                     else:
-                        previous = _best(
-                            board, slot - 1, request, real, requests, programs, vocabulary,
+                        previous = _draft(
+                            board, tokens, slot - 1, request, requests, vocabulary,
                             SLOTS, PARTS, GREEDY, MEETS,
                         )  # fmt: skip
-                        if part == 0:
-                            tl.store(tokens + line - 1, previous, mask=real)
                 if w2 is not None:
                     # A product has at least 16 rows; those that repeat a request are zeros.
                     source = tl.broadcast_to(previous[None, :], (COPIES, BATCH))
@@ -287,12 +287,10 @@ def _chain(
     if (part == 0) & ((last > SLOTS) | MEETS):
         for g in range(groups):
             request = g * BATCH + tl.arange(0, BATCH)
-            real = request < requests
-            final = _best(
-                board, SLOTS - 1, request, real, requests, programs, vocabulary,
+            _draft(
+                board, tokens, SLOTS - 1, request, requests, vocabulary,
                 SLOTS, PARTS, GREEDY, MEETS,
             )  # fmt: skip
-            tl.store(tokens + request.to(tl.int64) * SLOTS + SLOTS - 1, final, mask=real)
     if MEETS:
         # Who posts a slot has read the one before it. This program has read all posts of slot
         # SLOTS - 2, so nobody reads those before any more; program 0 has read the last ones.
