@@ -26,27 +26,26 @@ from tercel.ops._lib.kernel_latent_merge import Config, Merge, Where, merge
 from tercel.ops._lib.kernel_latent_parts import Context, attend
 from tercel.ops.attention.mla_decode import mla_decode
 from tercel.ops.attention.mla_decode.bench import BENCH, flash_mla
-from tercel.ops.attention.mla_decode.kernel_gluon_sm_90 import _attend_many
-from tercel.ops.attention.mla_decode.kernel_triton import _attend_parts
+from tercel.ops.attention.mla_decode.kernel_gluon_sm_90 import attend_many
+from tercel.ops.attention.mla_decode.kernel_triton import attend_parts
 
 SHOWN = 6
+MANY = 64, 64, 8, 2
+"""The tiles of kernel_gluon_sm_90.py; others are kernel_triton.py's."""
 FILLS = 16, 32, 66, 132, 264
-"""Programs of a call."""
+"""Programs of a call to try."""
 ULPS = 2.0
 Arguments = dict[str, Any]
 
 
-def tiles(queries: int) -> Iterator[tuple[int, int, int, int]]:
+def tiles(queries: int, *, fp8: bool) -> Iterator[tuple[int, int, int, int]]:
     """(entries per tile, query rows per program, warps, stages) worth trying."""
     if queries <= 16:
         yield from ((32, 16, 4, 3), (32, 16, 4, 2), (64, 16, 8, 2), (64, 16, 4, 2), (16, 16, 4, 5))
     else:
         yield from ((32, 64, 8, 4), (32, 32, 4, 3))
-        yield MANY
-
-
-MANY = 64, 64, 8, 2
-"""What kernel_gluon_sm_90.py serves, of bf16 pages."""
+        if not fp8:
+            yield MANY
 
 
 def merges(tokens: int, parts: int) -> Iterator[Merge]:
@@ -61,7 +60,7 @@ def merges(tokens: int, parts: int) -> Iterator[Merge]:
 def configurations(cell: Cell) -> Iterator[tuple[Config, Merge]]:
     rows, width = len(cell["contexts"]), cell["width"]
     queries, length = cell["H"] * width, cell["contexts"][0] + width
-    for tokens, columns, warps, stages in tiles(queries):
+    for tokens, columns, warps, stages in tiles(queries, fp8=cell.get("fp8", False)):
         blocks = rows * -(-queries // columns)
         most = -(-length // tokens)
         for parts in sorted({min(max(n // blocks, 1), most) for n in FILLS}):
@@ -72,7 +71,7 @@ def configurations(cell: Cell) -> Iterator[tuple[Config, Merge]]:
 def call(a: Arguments, config: Config, merged: Merge) -> torch.Tensor:
     """One call of the op with these configurations."""
     context = Context(**{name: a[name] for name in Context._fields})
-    kernel = _attend_many if config[:4] == MANY else _attend_parts
+    kernel = attend_many if config[:4] == MANY else attend_parts
     parts = attend(kernel, context, a["w_v"].shape[2], config)
     where = Where(context.context_lens, context.width, context.capacity, config)
     return merge(*parts, where, a["w_v"], a["gate"], a["query"].dtype, merged)

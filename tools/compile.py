@@ -41,9 +41,10 @@ MAY_SPILL = {
     "_select": 1664,
     "prepare": 512,
     "_attend": 512,
-    "_attend_parts": 256,
+    "attend_parts": 256,
     "_accept": 256,
     "_attend_few": 136,
+    "attend_many": 16,
     "_down_tiles": 72,
     "_gate_up_tiles": 72,
     "_absorb": 64,
@@ -59,8 +60,8 @@ MAY_SPILL = {
 }
 SPILL_BYTES = {(kernel, arch): size for kernel, size in MAY_SPILL.items() for arch in TARGETS}
 """(kernel, architecture) to the bytes that it may spill; otherwise none. The selection keeps tiles
-of rows on their way, too many with nine snapshots and more; turned queries want sines of large
-fp64 angles; attention of 48 query rows, of draft blocks too, holds 128 registers of sums; that
+of rows on their way, too many with nine snapshots and more; turned queries want sines of large fp64
+angles; attention of 48 query rows and more, of draft blocks too, holds 128 registers of sums; that
 of few, its queries; KDA's chunks are faster on two warps that spill than on four that do not; the
 experts' tiles on 64 registers, that more programs may run; sorted slots on warpgroups by Triton
 3.9, where 3.6 spills nothing."""

@@ -18,6 +18,8 @@ from tercel.ops._lib.kernel_prefetch import prefetch_lines
 
 FUSED_PARTS = 64
 """Up to which one launch merges and multiplies, for a single token."""
+FUSED_READS = 3072
+"""Heads times parts up to which it does: each of its programs reads all parts of a head."""
 SUMMED = 4096
 """Elements of parts that a program of `_sum` holds."""
 
@@ -50,10 +52,12 @@ class Merge(NamedTuple):
     warps: int
 
 
-def choose_merge(tokens: int, parts: int) -> Merge:
+def choose_merge(tokens: int, heads: int, parts: int) -> Merge:
     """The configuration for `tokens` tokens of at most `parts` parts."""
     if tokens > 1:
         return Merge(False, 16, 32, 4)
+    if heads * parts > FUSED_READS:
+        return Merge(False, 1, 8, 2)
     if parts > FUSED_PARTS:
         return Merge(False, 1, 8, 4)
     return Merge(True, 1, 8, 4) if parts <= 32 else Merge(True, 1, 16, 8)

@@ -60,7 +60,7 @@ def decode(
     """The op's outputs, of parts that `kernel` leaves; `options` are arguments of it besides."""
     mixed, weight = attend(kernel, context, w_v.shape[2], config, **options)
     where = Where(context.context_lens, context.width, context.capacity, config)
-    merged = choose_merge(len(context.query), config.parts)
+    merged = choose_merge(*context.query.shape[:2], config.parts)
     return merge(mixed, weight, where, w_v, gate, context.query.dtype, merged)
 
 

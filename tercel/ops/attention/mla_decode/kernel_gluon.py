@@ -1,6 +1,6 @@
 """attention/mla_decode for few query rows: the parts of kernel_triton.py with stated layouts.
 
-    _attend_few    as _attend_parts, for at most eight query rows
+    _attend_few    as attend_parts, for at most eight query rows
 
 Entries stand on the left of both products, so that eight query rows are not padded. A tile of
 entries is copied to shared memory once and read from there twice: along entries for the scores,

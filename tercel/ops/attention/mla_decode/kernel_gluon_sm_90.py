@@ -1,12 +1,12 @@
 """attention/mla_decode for many query rows: the parts of kernel_triton.py on warpgroup products.
 
-    _attend_many   as _attend_parts, for 64 query rows a program
+    attend_many   as attend_parts, for 64 query rows a program
 
 Both products read a tile of entries from shared memory, where it is copied once: rows of entries
 for the scores, columns for the mixture. Two warpgroups share them: each has half of a tile's
 entries in the scores, half of an entry's elements in the mixture, and what a softmax gives passes
-between them through shared memory. While a tile's products run, the next tile is on its way; the
-first, where it holds entries of earlier steps alone, is so before the wait for the previous launch.
+between them through shared memory. The next tile is asked for before this one is waited for; the
+first, where it holds entries of earlier steps alone, before the wait for the previous launch.
 What does not fit is kernel_gluon.py's.
 
 The interpreter does not run it: the CPU tests cover kernel_triton.py alone.
@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.language.extra import cuda
 
-from tercel.ops._lib.kernel_latent_merge import Config
+from tercel.ops._lib.kernel_latent_merge import FUSED_PARTS, Config
 from tercel.ops._lib.kernel_latent_parts import (
     MOST_PARTS,
     PROGRAMS,
@@ -58,8 +58,9 @@ def choose(context: Context, rank: int) -> Config | None:
         return None
     blocks = rows * triton.cdiv(context.queries, ROWS)
     tiles = context.capacity // ROWS
-    parts = min(max(PROGRAMS // 2 // blocks, 1), MOST_PARTS, tiles)
-    return Config(ROWS, ROWS, 8, BUFFERS, parts, 1)
+    least = 1 if tiles <= FUSED_PARTS else 2
+    parts = min(max(PROGRAMS // 2 // blocks, 1), MOST_PARTS, triton.cdiv(tiles, least))
+    return Config(ROWS, ROWS, 8, BUFFERS, parts, least)
 
 
 def mla_decode(
@@ -81,7 +82,7 @@ def mla_decode(
             query, pages, block_table, context_lens, w_v, gate,
             width=width, scale=scale, page_scale=page_scale,
         )  # fmt: skip
-    return decode(_attend_many, context, w_v, gate, config)
+    return decode(attend_many, context, w_v, gate, config)
 
 
 @gluon.constexpr_function
@@ -92,13 +93,13 @@ def _sums_layout(columns, warps):
 
 @gluon.jit
 def _folded(p):
-    """Sums of what a thread has of a row."""
+    """Sums [64, 2, 4] of what threads have of rows p [64, columns]: few registers for long."""
     parts = p.reshape([p.shape[0], 2, p.shape[1] // 16, 4, 2])
     return gl.sum(gl.sum(parts, 4), 2)
 
 
 @gluon.jit(do_not_specialize=["queries", "heads", "width", "room"])
-def _attend_many(
+def attend_many(
     query,  # [R, queries, L + D] act
     pages,  # [PAGES, PAGE, L + D] act
     block_table,  # [R, room] i64
@@ -160,14 +161,16 @@ def _attend_many(
         seen = (context + n // heads + 1)[:, None]
         token = gl.arange(0, TOKENS, layout=gl.SliceLayout(0, SCORES))[None, :]
         most = gl.full([COLUMNS], SMALLEST, gl.float32, gl.SliceLayout(1, SCORES))
-        total = _folded(gl.zeros([COLUMNS, TOKENS], gl.float32, SCORES))
         zeros = gl.zeros([COLUMNS, TOKENS], gl.float32, SCORES)
-        mix = hopper.warpgroup_mma_init(gl.zeros([COLUMNS, L], gl.float32, MIXED))
+        total = _folded(zeros)
+        OF_TOTAL: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, total.type.layout))
+        flying = hopper.warpgroup_mma_init(gl.zeros([COLUMNS, L], gl.float32, MIXED))
         for tile in range(first, last):
             buffer = (tile - first) % STAGES
             latent = latents.index(buffer)
-            # The mixture is done everywhere, so that what it read may be written.
-            mixed_so_far = hopper.warpgroup_mma_wait(0, deps=[mix])
+            # Of all warps: what the mixture has read may be written. Scores that started before its
+            # end would have ptxas run either's instructions one after another.
+            mix = hopper.warpgroup_mma_wait(0, deps=[flying])
             barrier()
             if tile + 1 < last:
                 coming = (tile + 1 - first) % STAGES
@@ -187,20 +190,20 @@ def _attend_many(
             scores = gl.where(tile * TOKENS + token < seen, scores * scale, float("-inf"))
             highest = gl.maximum(most, gl.max(scores, 1))
             p = gl.exp2(scores - highest[:, None])
-            shrink = gl.exp2(most - highest)[:, None]
-            total = total * gl.convert_layout(gl.exp2(most - highest), gl.SliceLayout(1, gl.SliceLayout(2, total.type.layout)))[:, None, None] + _folded(p)
+            shrink = gl.exp2(most - highest)
+            total = total * gl.convert_layout(shrink, OF_TOTAL)[:, None, None] + _folded(p)
             most = highest
             shares.store(p.to(act))
             hopper.fence_async_shared()
-            by = gl.convert_layout(shrink, MIXED)
-            mix = hopper.warpgroup_mma(shares, latent, mixed_so_far * by, is_async=True)
+            by = gl.convert_layout(shrink, gl.SliceLayout(1, MIXED))[:, None]
+            flying = hopper.warpgroup_mma(shares, latent, mix * by, is_async=True)
 
-        mixed_so_far = hopper.warpgroup_mma_wait(0, deps=[mix])
+        mix = hopper.warpgroup_mma_wait(0, deps=[flying])
         whole = gl.convert_layout(gl.sum(gl.sum(total, 2), 1), gl.SliceLayout(1, SCORES))
         share = 1.0 / gl.where(whole == 0, 1.0, whole)
         here = (row * parts + part) * queries + n
         gl.store(weight + here, most + gl.log2(whole), mask=n < queries)
-        done = mixed_so_far * gl.convert_layout(share, gl.SliceLayout(1, MIXED))[:, None]
+        done = mix * gl.convert_layout(share, gl.SliceLayout(1, MIXED))[:, None]
         n = block + gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, MIXED))
         lane = gl.arange(0, L, layout=gl.SliceLayout(0, MIXED))
         here = (row * parts + part) * queries + n

@@ -1,6 +1,6 @@
 """attention/mla_decode: parts of every row's context, of which _lib/kernel_latent_merge makes one.
 
-    _attend_parts  s = scale * entry . query of a part's entries, mixed = softmax(s) . entries
+    attend_parts  s = scale * entry . query of a part's entries, mixed = softmax(s) . entries
 
 The pages' bytes are what a call costs, so the first reads an entry once and uses it twice: as a key
 and, its first L elements, as a value. A tile of entries lies in one page; query rows are the heads
@@ -60,11 +60,11 @@ def mla_decode(
 ) -> torch.Tensor:
     context = Context(query, pages, block_table, context_lens, page_scale, width, scale)
     config = choose(context)
-    return decode(_attend_parts, context, w_v, gate, config)
+    return decode(attend_parts, context, w_v, gate, config)
 
 
 @triton.jit(do_not_specialize=["queries", "heads", "width", "room"])
-def _attend_parts(
+def attend_parts(
     query,  # [R, queries, L + D] act
     pages,  # [PAGES, PAGE, L + D] act or e4m3
     block_table,  # [R, room] i64
