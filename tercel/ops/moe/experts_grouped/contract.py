@@ -153,6 +153,7 @@ CONTRACT = Contract(
         Cell("a quarter of the experts", T=23, k=4, E=4, L=64, I=32, total=16, first=4),
         Cell("NVFP4, a second scale per matrix", ("tp1",), T=9, k=4, E=6, L=64, I=32, nvfp4=True),
         Cell("no token on this rank", T=2, k=2, E=1, L=64, I=32, total=9, first=9),
+        Cell("two blocks of two pieces", T=100, k=2, E=2, L=768, I=768, mxfp4=True),
     ),
     tolerance=TOLERANCE,
 )

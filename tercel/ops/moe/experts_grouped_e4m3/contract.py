@@ -77,6 +77,7 @@ CONTRACT = Contract(
         Cell("a quarter of the experts", T=23, k=4, E=4, L=64, I=32, total=16, first=4),
         Cell("experts with SiLU", T=19, k=2, E=6, L=64, I=96, activation="silu"),
         Cell("no token on this rank", T=2, k=2, E=1, L=64, I=32, total=9, first=9),
+        Cell("two blocks of two pieces", T=100, k=2, E=2, L=768, I=768),
     ),
     tolerance=TOLERANCE,
 )
