@@ -21,7 +21,8 @@ from tercel.ops._lib.kernel_activation import Activation
 from tercel.ops._lib.kernel_experts import Rows, Slots, few_tokens
 from tercel.ops._lib.kernel_grouped_experts import PLAIN, Form, grouped
 from tercel.ops._lib.kernel_slot_products import Config, Experts, Matrix, product, rows_in_act
-from tercel.ops._lib.kernel_slot_wgmma import WARPGROUPS, Block
+from tercel.ops._lib.kernel_slot_streams import WARPGROUPS
+from tercel.ops._lib.kernel_slot_wgmma import Block
 
 CALLS = 8
 TOKENS = (2, 4, 8, 16, 32, 64)
@@ -62,7 +63,7 @@ def forms(case: Case) -> dict[str, Form]:
     if not case.is_packed:
         return kinds
     blocks = {
-        "warpgroups": gluon_form.choose(1),
+        "warpgroups": gluon_form.choose(1, e4m3=False),
         "of 16": Block((16,), 4),
         "of 16, 4 stages": Block((16,), 4, stages=4),
         "of 16, 8 warps": Block((16,), 8),

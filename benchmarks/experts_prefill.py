@@ -17,10 +17,12 @@ import torch
 from benchmarks.experts import ACTIVATION, LATENT, Case, weights
 from tercel.contract.timing import copy_bandwidth, in_graph, interleave
 from tercel.ops._lib import kernel_slot_products as triton_form
-from tercel.ops._lib import kernel_slot_wgmma as gluon_form
+from tercel.ops._lib import kernel_slot_streams as gluon_form
 from tercel.ops._lib.expert_tiles import SPAN
+from tercel.ops._lib.kernel_activation import gated_product
 from tercel.ops._lib.kernel_row_e4m3 import rows_in_e4m3
 from tercel.ops._lib.kernel_slot_products import Config, Matrix, reordered
+from tercel.ops._lib.kernel_slot_streams import Stream
 from tercel.ops._lib.kernel_slot_wgmma import Block
 from tercel.ops._lib.kernel_slots import combine, sort
 from tercel.ops.moe.experts_grouped import experts_grouped
@@ -30,10 +32,13 @@ EXPERTS, TOTAL, WIDTH, CHOSEN = 224, 896, 768, 16
 CALLS = 2
 LARGEST = 121
 """The largest scale byte that is drawn."""
-ALL = [Block((64, 32), 4), Block((64, 32), 4, stages=4), Block((64, 32), 8), Block((64,), 4)]
+ALL = [Stream(Block((64, 32)), 3), Stream(Block((64, 32)), 4), Block((64, 32), 4)]
+ALL += [Block((64, 32), 4, stages=4), Block((64, 32), 8), Block((64,), 4)]
 ALL += [Block((64,), 4, stages=4), Block((128,), 4, stages=4), Block((64, 16), 4, stages=4)]
 ALL += [Block((32,), 4), Block((32,), 4, stages=4), Block((32,), 8), Block((32, 16), 4, stages=4)]
-FEW = ALL[:2]
+ALL += [Stream(Block((64,)), 3), Stream(Block((64,)), 4), Stream(Block((32,)), 4)]
+ALL += [Block((16,), 4), Block((16,), 4, stages=4), Stream(Block((16,)), 4)]
+FEW = ALL[:4]
 TRITON = Config(slots=128)
 
 
@@ -75,7 +80,8 @@ def product(form, cut, given: Inputs, is_up: bool, e4m3: bool, four: bool, out=N
     else:
         matrix = given.up if is_up else given.down
         x, scale = reordered(source), None
-    width = WIDTH if is_up else LATENT
+    is_raw = is_up and e4m3 and isinstance(cut, Stream)
+    width = 2 * WIDTH if is_raw else WIDTH if is_up else LATENT
     out = source.new_zeros(given.ids.numel(), width) if out is None else out
     return partial(form, x, scale, slots, matrix, out, cut, ACTIVATION if is_up else None)
 
@@ -96,12 +102,20 @@ def check(given: Inputs, cuts: list[Block]) -> None:
             for cut in cuts:
                 try:
                     run = product(gluon_form.product, cut, given, is_up, e4m3, True)
-                    ours = run().float()
+                    ours = _activated(run(), expected.shape[1]).float()
                     error = float((ours - expected).abs().max() / expected.abs().max())
                     rms = float((ours - expected).norm() / expected.norm())
                     print(f"  e4m3 {e4m3} up {is_up} {cut}: {error:.1e} {rms:.1e}", flush=True)
                 except Exception as error:
                     print(f"  {e4m3} {is_up} {cut}: {type(error).__name__} {error}"[:300])
+
+
+def _activated(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """Rows as a product has them that activates; eight gates and eight ups take turns."""
+    if rows.shape[1] == width:
+        return rows
+    both = rows.unflatten(1, (-1, 2, 8)).transpose(1, 2).flatten(1)
+    return gated_product(both, ACTIVATION.beta, ACTIVATION.linear_beta)
 
 
 def measure(given: Inputs, cuts: list[Block], rounds: int) -> None:
@@ -122,12 +136,15 @@ def measure(given: Inputs, cuts: list[Block], rounds: int) -> None:
     add("combine", partial, combine, given.outputs, given.ids, given.shares, 0, EXPERTS)
     add("z in e4m3", lambda: partial(rows_in_e4m3, given.z, four=True))
     add("h in e4m3", lambda: partial(rows_in_e4m3, given.hidden, slots, four=True))
+    both = torch.randn(len(given.hidden), 2 * WIDTH, device="cuda", dtype=torch.bfloat16)
+    activated = partial(rows_in_e4m3, four=True, activation=ACTIVATION)
+    add("h activated, in e4m3", lambda: partial(activated, both, slots))
     for is_up in (True, False):
         name = "FC1" if is_up else "FC2"
         add(f"{name} triton", product, triton_form.product, TRITON, given, is_up, False, False)
         for e4m3 in (False, True):
             for cut in cuts:
-                text = f"{name} {'A8 ' if e4m3 else 'A16'} {cut.pieces} {cut.warps} {cut.stages}"
+                text = f"{name} {'A8 ' if e4m3 else 'A16'} {_text(cut)}"
                 add(text, product, gluon_form.product, cut, given, is_up, e4m3, True)
     rows = int(slots.counts.sum())
     print(f"{tokens} tokens, {rows} slots here")
@@ -137,6 +154,12 @@ def measure(given: Inputs, cuts: list[Block], rounds: int) -> None:
         rate = f"{flops / each.median_us / 1e6:5.0f} TFLOP/s" if flops else ""
         spread = f"{each.low_us:.1f}..{each.high_us:.1f}"
         print(f"  {name:28} {each.median_us:8.1f} us ({spread}) {rate}", flush=True)
+
+
+def _text(cut: Block | Stream) -> str:
+    if isinstance(cut, Stream):
+        return f"{cut.block.pieces} stream {cut.stages}"
+    return f"{cut.pieces} {cut.warps} {cut.stages}"
 
 
 def main() -> None:

@@ -53,6 +53,7 @@ MAY_SPILL = {
     "_attend_window": 16,
     "_compose": 16,
     "_multiply": 256,
+    "_stream": 72,
     "_tiles_product": 16,
     "stream": 8,
     "ring": 40,

@@ -29,6 +29,8 @@ class Form(NamedTuple):
     rows: Callable[[torch.Tensor, Slots | None, Experts], tuple[torch.Tensor, torch.Tensor | None]]
     """Rows as a product reads them, and their scales: z, or with slots what FC1 wrote."""
     serves: Callable[[torch.Tensor, Experts], bool] = lambda z, experts: True
+    columns: Callable[[Any, Experts], int] = lambda cut, experts: experts.width
+    """Of a row that FC1 writes."""
 
 
 def grouped(
@@ -44,7 +46,7 @@ def grouped(
     def run(z: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         cut = form.choose(ids.numel() / experts.count)
         slots = sort(ids, experts.first, experts.count, cut.slots)
-        hidden = z.new_empty(ids.numel(), experts.width)
+        hidden = z.new_empty(ids.numel(), form.columns(cut, experts))
         rows = form.rows(z, None, experts)
         form.product(*rows, slots, experts.up, hidden, cut, experts.activation)
         outputs = z.new_empty(ids.numel(), z.shape[1])

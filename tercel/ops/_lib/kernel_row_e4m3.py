@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tercel.ops._lib.kernel_activation import Activation, activate, activation_options
 from tercel.ops._lib.kernel_mxfp8 import (
     e4m3_code,
     exponent_byte,
@@ -19,16 +20,21 @@ ELEMENTS = 4096
 
 
 def rows_in_e4m3(
-    x: torch.Tensor, slots: Slots | None = None, *, four: bool
+    x: torch.Tensor,
+    slots: Slots | None = None,
+    *,
+    four: bool,
+    activation: Activation | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """e4m3 codes of x [n, K], and of each row the fp32 power of two that multiplies them: the
     smallest that makes none larger than 448. With `slots`, of as many rows as there are.
 
     Args:
+        x: with an activation [n, 2 * K], of which eight gates and eight ups take turns.
         four: four elements next to each other in a column's order, as an e4m3 product wants them;
             else two, as a bf16 product does.
     """
-    count, depth = x.shape
+    count, depth = len(x), x.shape[1] // (1 if activation is None else 2)
     codes = torch.empty(count, depth, dtype=torch.uint8, device=x.device)
     scales = torch.empty(count, dtype=torch.float32, device=x.device)
     padded = triton.next_power_of_2(depth)
@@ -38,13 +44,14 @@ def rows_in_e4m3(
         x, codes, scales, *(live or (None, None)), count,
         LAST=-1 if slots is None else len(slots.counts) - 1,
         K=depth, PADDED=padded, ROWS=rows, FOUR=four,
+        GATED=activation is not None, **activation_options(activation),
     )  # fmt: skip
     return codes.view(torch.float8_e4m3fn), scales
 
 
 @triton.jit
 def _quantize(
-    x,  # [count, K] act
+    x,  # [count, K] act, or [count, 2 * K] that are GATED
     codes,  # [count, K] u8
     scales,  # [count] f32
     first_rows,
@@ -55,6 +62,9 @@ def _quantize(
     PADDED: tl.constexpr,
     ROWS: tl.constexpr,
     FOUR: tl.constexpr,
+    GATED: tl.constexpr,
+    BETA: tl.constexpr,
+    LINEAR_BETA: tl.constexpr,
 ):
     if LAST >= 0:
         count = tl.load(first_rows + LAST) + tl.load(counts + LAST)
@@ -64,8 +74,15 @@ def _quantize(
         column = tl.arange(0, PADDED)
         inside = (row < count)[:, None] & (column < K)[None, :]
         at = row.to(tl.int64)[:, None] * K
-        element = _element_of_four(column) if FOUR else element_of(column)
-        values = tl.load(x + at + element[None, :], mask=inside, other=0.0).to(tl.float32)
+        element = (_element_of_four(column) if FOUR else element_of(column))[None, :]
+        if GATED:
+            own = x + 2 * at + (element + element // 8 * 8)
+            gate = tl.load(own, mask=inside, other=0.0).to(tl.float32)
+            up = tl.load(own + 8, mask=inside, other=0.0).to(tl.float32)
+            act: tl.constexpr = x.dtype.element_ty
+            values = activate(gate, up, act, BETA, LINEAR_BETA).to(act).to(tl.float32)
+        else:
+            values = tl.load(x + at + element, mask=inside, other=0.0).to(tl.float32)
         largest = tl.max(magnitude(values), 1)
         byte = exponent_byte(largest)
         scaled = values * inverse(largest, byte)[:, None]

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from tercel.ops._lib.kernel_slot_products import Experts
-from tercel.ops._lib.kernel_slot_wgmma import WARPGROUPS
+from tercel.ops._lib.kernel_slot_streams import WARPGROUPS
 from tercel.ops.moe.experts_decode.kernel_triton import SHARED, run
 
 MANY = 33

@@ -155,6 +155,7 @@ CONTRACT = Contract(
         Cell("NVFP4, a second scale per matrix", ("tp1",), T=9, k=4, E=6, L=64, I=32, nvfp4=True),
         Cell("blocks of slots", T=20, k=2, E=4, L=256, I=256, mxfp4=True),
         Cell("no token on this rank", T=2, k=2, E=1, L=64, I=32, total=9, first=9),
+        Cell("two blocks of two pieces", T=100, k=2, E=2, L=768, I=768, mxfp4=True),
     ),
     tolerance=TOLERANCE,
 )

@@ -7,6 +7,6 @@ The interpreter does not run it: the CPU tests cover kernel_triton.py alone.
 from functools import partial
 
 from tercel.ops._lib.kernel_grouped_experts import PLAIN, experts_of_act
-from tercel.ops._lib.kernel_slot_wgmma import WARPGROUPS
+from tercel.ops._lib.kernel_slot_streams import WARPGROUPS
 
 experts_grouped = partial(experts_of_act, forms=(WARPGROUPS, PLAIN))

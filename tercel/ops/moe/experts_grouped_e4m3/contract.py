@@ -78,6 +78,7 @@ CONTRACT = Contract(
         Cell("experts with SiLU", T=19, k=2, E=6, L=64, I=96, activation="silu"),
         Cell("blocks of slots", T=20, k=2, E=4, L=512, I=512),
         Cell("no token on this rank", T=2, k=2, E=1, L=64, I=32, total=9, first=9),
+        Cell("two blocks of two pieces", T=100, k=2, E=2, L=768, I=768),
     ),
     tolerance=TOLERANCE,
 )
