@@ -65,7 +65,7 @@ of rows on their way, too many with nine snapshots and more; turned queries want
 angles; attention of 48 query rows and more, of draft blocks too, holds 128 registers of sums; that
 of few, its queries; KDA's chunks are faster on two warps that spill than on four that do not; the
 experts' tiles on 64 registers, that more programs may run; sorted slots on warpgroups by Triton
-3.9, where 3.6 spills nothing."""
+3.9, where 3.6 spills 24 or nothing."""
 JOB_S = 1200.0
 """One kernel on one architecture, on a busy machine."""
 HEADER = """<!-- Written by tools/compile.py; run `make compile`. -->
