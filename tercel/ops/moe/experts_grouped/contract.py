@@ -79,8 +79,7 @@ def inputs(cell: Cell, make: InputMaker) -> dict[str, Any]:
 
 
 def _weights(cell: Cell, make: InputMaker) -> dict[str, Any]:
-    experts, width, latent = cell["E"], cell["I"], cell["L"]
-    nvfp4 = cell.get("nvfp4")
+    experts, width, latent, nvfp4 = cell["E"], cell["I"], cell["L"], cell.get("nvfp4")
     if not nvfp4 and not cell.get("mxfp4"):
         return {
             "w13": make.normal(experts, 2 * width, latent, scale=2 * latent**-0.5),
