@@ -6,11 +6,12 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tercel.cli.kernels import ceilings, gpu_arch, kernels, time_line
+from tercel.cli.kernels import ceilings, gpu_arch, kernels, named_ops, time_line
 from tercel.cli.options import Json
 from tercel.contract.bench import bench_of
 from tercel.contract.certify import PEER_SHARE
 from tercel.contract.jobs import TimeJob, ends, with_peers
+from tercel.errors import ConfigError
 
 app = typer.Typer(add_completion=False)
 PROCESSES = 8
@@ -28,7 +29,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Time kernels at the cells of their benches, beside baselines and peers."""
-    subjects = kernels(names, gpu_arch("bench"), every=True)
+    subjects = kernels(named_ops(names), gpu_arch("bench"), every=True)
     deadline, limits = time.monotonic() + seconds, ceilings()
     jobs = [
         TimeJob(subject, cell)
@@ -36,6 +37,10 @@ def command(
         for cell in bench_of(subject.op).every_cell
         if only in str(cell)
     ]
+    if not jobs:
+        raise ConfigError(
+            f"only: {only!r} is in no cell's name; `tercel bench OP` prints the names"
+        )
     if peers:
         jobs = with_peers(jobs, PROCESSES, time.monotonic() + PEER_SHARE * seconds)
     for done in ends(jobs, 1, deadline):

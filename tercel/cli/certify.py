@@ -9,11 +9,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tercel.cli.kernels import ceilings, gpu_arch, kernels, time_line
+from tercel.cli.kernels import ceilings, gpu_arch, kernels, named_ops, time_line
 from tercel.cli.options import Json
 from tercel.contract.certify import Certification, Verdict
 from tercel.contract.receipt import Ceilings, Receipt
-from tercel.errors import CheckFailed
+from tercel.errors import CheckFailed, ConfigError
 
 app = typer.Typer(add_completion=False)
 PROCESSES = 12
@@ -31,9 +31,12 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Certify kernels: every cell against the fp64 reference, graph replay, then time."""
+    ops = named_ops(names)
+    if not out.parent.is_dir():
+        raise ConfigError(f"out: {out.parent} is not a directory; make it, or name another file")
     arch = gpu_arch("certify")
     run = Certification(
-        subjects=kernels(names, arch),
+        subjects=kernels(ops, arch, every=bool(names)),
         arch=arch,
         ceilings=ceilings(),
         command=shlex.join(["tercel", *sys.argv[1:]]).replace(str(out), out.name),

@@ -21,7 +21,10 @@ MATMUL_SIZE = 8192
 def gpu_arch(command: str) -> Arch:
     """Of this machine's GPU; ConfigError where there is none that targets name."""
     if not torch.cuda.is_available():
-        raise ConfigError(f"{command}: there is no GPU; run it where the kernels will run")
+        raise ConfigError(
+            f"{command}: torch {torch.__version__} sees no GPU; run it where the kernels will run, "
+            "with a CUDA build of torch"
+        )
     arch = arch_of(torch.device("cuda"))
     if arch is None:
         raise ConfigError(f"{command}: no target names {torch.cuda.get_device_name()}")
@@ -37,23 +40,24 @@ def ceilings() -> Ceilings:
     )
 
 
-def kernels(names: list[str] | None, arch: Arch, *, every: bool = False) -> list[Subject]:
-    """Kernels of the named ops; without names those whose receipt does not hold, or every one."""
+def named_ops(names: list[str] | None) -> list[Op[..., Any]]:
+    """The ops of these names, or all."""
     ops = {op.name: op for op in catalog().values()}
     unknown = set(names or ()) - set(ops)
     if unknown:
         raise ConfigError(f"no op {', '.join(sorted(unknown))}; `tercel ops` lists them")
+    return [op for name, op in ops.items() if not names or name in names]
 
-    def is_wanted(op: Op[..., Any], implementation: str) -> bool:
-        if names:
-            return op.name in names
-        return every or status(op, implementation, arch) != Status.CERTIFIED
 
+def kernels(ops: list[Op[..., Any]], arch: Arch, *, every: bool) -> list[Subject]:
+    """Kernels of the ops: every one, or those whose receipt does not hold."""
     return [
         Subject.of(op, name)
-        for op in ops.values()
+        for op in ops
         for name, implementation in op.implementations.items()
-        if name not in PLAIN and arch in implementation.archs and is_wanted(op, name)
+        if name not in PLAIN
+        and arch in implementation.archs
+        and (every or status(op, name, arch) != Status.CERTIFIED)
     ]
 
 

@@ -13,7 +13,7 @@ from tercel.cli.options import Json
 from tercel.contract import Op
 from tercel.contract.receipt import Receipt, content_hash, status, write_receipts
 from tercel.core.arch import Arch
-from tercel.errors import ReceiptError
+from tercel.errors import ConfigError, ReceiptError
 from tercel.ops.catalog import catalog
 
 app = typer.Typer(add_completion=False)
@@ -29,6 +29,8 @@ def ops(
     if context.invoked_subcommand is not None:
         return
     chosen = {full: op for full, op in catalog().items() if only in full}
+    if not chosen:
+        raise ConfigError(f"only: {only!r} is in no op's name; `tercel ops` lists them")
     if as_json:
         for entry in _entries(chosen):
             typer.echo(json.dumps(entry))
@@ -78,10 +80,16 @@ def import_(
 
 def read_bundle(file: Path) -> tuple[Receipt, ...]:
     """The receipts of a bundle; raises ReceiptError for what is none."""
+    fix = "pass a file that `tercel certify --out` wrote"
     try:
-        return msgspec.json.decode(file.read_bytes(), type=tuple[Receipt, ...])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ReceiptError(f"{file}: not a bundle of `tercel certify`: {error}") from error
+        receipts = msgspec.json.decode(file.read_bytes(), type=tuple[Receipt, ...])
+    except OSError as error:
+        raise ReceiptError(f"{file}: {(error.strerror or str(error)).lower()}; {fix}") from error
+    except msgspec.MsgspecError as error:
+        raise ReceiptError(f"{file}: not a whole bundle, {error}; {fix}") from error
+    if not receipts:
+        raise ReceiptError(f"{file}: no kernel was certified when it was written; {fix}")
+    return receipts
 
 
 def _problem(receipt: Receipt, held: dict[str, Op[..., Any]]) -> str | None:

@@ -228,10 +228,37 @@ def test_import_refuses_other_source_and_keeps_nothing(bundle, capsys):
     assert receipts_of(add_rms_norm) == ()
 
 
-def test_import_refuses_what_is_no_bundle(bundle, capsys):
-    bundle.write_text("{}")
-    assert cli.main(["ops", "import", str(bundle)]) == 1
-    assert "not a bundle" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "no such file"),
+        ("", "not a whole bundle"),
+        ('[{"op": ', "not a whole bundle"),
+        ("{}", "not a whole bundle"),
+        ("[]", "no kernel was certified"),
+    ],
+)
+def test_import_refuses_what_is_no_bundle(content, said, tmp_path, capsys):
+    file = tmp_path / "bundle.json"
+    if content is not None:
+        file.write_text(content)
+    assert cli.main(["ops", "import", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert said in error and error.count(str(file)) == 1 and "`tercel certify --out`" in error
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ops", "--only", "nosuch"],
+        ["bench", "nosuch"],
+        ["certify", "nosuch", "--out", "bundle.json"],
+        ["certify", "rms_norm", "--out", "nosuch/bundle.json"],
+    ],
+)
+def test_what_matches_nothing_is_said_first(command, capsys):
+    assert cli.main(command) == 1
+    assert "nosuch" in capsys.readouterr().err
 
 
 def test_a_receipt_replaces_its_predecessor_only(bundle):
