@@ -99,7 +99,7 @@ def _compare_to_recurrence(qkv, g, b, state):
     exact_state = state.double()
     exact = naive.kda_prefill(qkv.double(), g.double(), b.double(), exact_state, **call)
     o = kda_prefill(qkv, g, b, state, **call)
-    limit = 1e-6 * 2**24
+    limit = 2e-6 * 2**24  # token by token in fp32 the same sums are 1.1e-6 to 2.6e-6 off
     assert measure(o.flatten(), exact.flatten()).element_ulps < limit
     assert measure(state.flatten(), exact_state.flatten()).element_ulps < limit
 
