@@ -232,7 +232,8 @@ def _plots() -> str:
 def _kernels() -> str:
     parts = ["## Kernels\n"]
     for name, receipt in receipts():
-        rows = [_cell_row(each) for each in timed() if each.receipt is receipt]
+        kernel = f"{receipt.op} {receipt.implementation}"
+        rows = [_cell_row(each) for each in timed() if each.kernel == kernel]
         state = _state(name, receipt)
         mark = "" if state is Status.CERTIFIED else f" ({state})"
         if rows:

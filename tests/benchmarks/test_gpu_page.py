@@ -4,6 +4,7 @@ import json
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks import gpu_page, svg
 from tercel.contract import Cell
@@ -50,7 +51,7 @@ def held(monkeypatch):
     def hold(*found, name="norm/rms_norm", stale=()):
         gpu_page.timed.cache_clear()
         states = {True: Status.STALE, False: Status.CERTIFIED}
-        monkeypatch.setattr(gpu_page, "receipts", lambda: [(name, each) for each in found])
+        monkeypatch.setattr(gpu_page, "receipts", lambda: [(name, replace(each)) for each in found])
         monkeypatch.setattr(gpu_page, "bench_of", lambda op: BENCH)
         monkeypatch.setattr(gpu_page, "status", lambda op, kernel, arch: states[kernel in stale])
         monkeypatch.setattr(gpu_page, "catalog", lambda: {name: catalog()[name]})
