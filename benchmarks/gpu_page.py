@@ -168,17 +168,18 @@ def _named_goals() -> str:
     if not rows:
         return ""
     met = sum(row[-1].startswith("met") for row in rows)
-    every = sum(each.verdict.startswith("met") for each in timed())
+    served = [each for each in timed() if _serving(each.full_name, each.result.cell) is each]
+    every = sum(each.verdict.startswith("met") for each in served)
     head = ("op", "served by", "cell", "goal, us", "us", "verdict (time / goal)")
     text = (
         "## Named goals\n\nOf an op at a cell, by the kernel that a target binds there. "
-        f"{met} of {len(rows)} are met; of all kernels' {len(timed())} timed cells {every}.\n\n"
+        f"{met} of {len(rows)} are met; of all {len(served)} timed cells {every}.\n\n"
     )
     return text + table(head, rows, 3)
 
 
 def _named_row(name: str, cell: Cell, goal: float | Literal["best peer"]) -> tuple[str, ...]:
-    op, each = name.partition("/")[2], _serving(name, cell)
+    op, each = name.partition("/")[2], _serving(name, str(cell))
     if each is None:
         return op, "", str(cell), str(goal), "", "not run"
     shown = str(goal) if each.goal is None else f"{each.goal:.2f}"
@@ -201,14 +202,14 @@ def _named_cells() -> Iterator[tuple[str, Cell, float | Literal["best peer"]]]:
             yield from ((name, cell, goal) for cell, goal in goals if goal is not None)
 
 
-def _serving(name: str, cell: Cell) -> Timed | None:
+def _serving(name: str, cell: str) -> Timed | None:
     """The time of the implementation that a binding chooses: the first that is certified, in the
     op's order, of those that take the cell; where none is, the first that was."""
     op = catalog()[name]
     found = {
         each.receipt.implementation: each
         for each in timed()
-        if each.full_name == name and each.result.cell == str(cell)
+        if each.full_name == name and each.result.cell == cell
     }
     ordered = [found[kernel] for kernel in op.implementations if kernel in found]
     return min(
