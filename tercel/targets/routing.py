@@ -94,10 +94,9 @@ def route(question: Question, named: tuple[TargetRow, ...] = NAMED) -> Route:
         return Route(row, trace, None)
     nearest = nearest_target(question, named)
     if mode == "require":
-        hint = (
-            f"\nnearest: {nearest}" if nearest else "\nno target serves a checkpoint of this shape"
-        )
-        raise NoTarget(f"mode=require found no named target:\n{trace}{hint}")
+        near = f"nearest: {nearest}" if nearest else "no target serves a checkpoint of this shape"
+        fix = "mode=auto serves it by the generic target"
+        raise NoTarget(f"mode=require found no named target:\n{trace}\n{near}; {fix}")
     return Route(generic(layout), trace, nearest)
 
 
