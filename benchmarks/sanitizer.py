@@ -66,7 +66,7 @@ TINY: Mapping[str, Cell] = {
     "gemv": Cell("rows in a ring", T=1, K=256, M=512, sigmoid_from=None),
     "experts_decode": Cell("more than 32 tokens", T=40, k=2, E=4, **SERVED, mxfp4=True),
     "experts_grouped": Cell("a stream of blocks", T=100, k=2, E=2, L=768, I=768, mxfp4=True),
-    "experts_grouped_e4m3": Cell("a block of slots", T=20, k=2, E=4, **SERVED),
+    "experts_grouped_e4m3": Cell("a stream of blocks", T=100, k=2, E=2, L=768, I=768),
     **{
         name: Cell("a cluster of blocks", S=8, T=1, N=7168, **more)
         for name, more in {

@@ -31,7 +31,12 @@ def op_table() -> str:
         kernels = [n for n in op.implementations if n not in PLAIN]
         cells = len(op.contract.cells)
         states = [
-            ", ".join(f"{kernel} {status(op, kernel, arch)}" for kernel in kernels) or "no kernel"
+            ", ".join(
+                f"{kernel} {status(op, kernel, arch)}"
+                for kernel in kernels
+                if arch in op.implementation(kernel).archs
+            )
+            or "no kernel"
             for arch in archs
         ]
         names = ", ".join(op.implementations)

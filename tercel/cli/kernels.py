@@ -41,12 +41,12 @@ def ceilings() -> Ceilings:
 
 
 def named_ops(names: list[str] | None) -> list[Op[..., Any]]:
-    """The ops of these names, or all."""
-    ops = {op.name: op for op in catalog().values()}
-    unknown = set(names or ()) - set(ops)
+    """The ops of these names, with or without their category, or all."""
+    known = {name for full, op in catalog().items() for name in (full, op.name)}
+    unknown = set(names or ()) - known
     if unknown:
         raise ConfigError(f"no op {', '.join(sorted(unknown))}; `tercel ops` lists them")
-    return [op for name, op in ops.items() if not names or name in names]
+    return [op for full, op in catalog().items() if not names or {full, op.name} & {*names}]
 
 
 def kernels(ops: list[Op[..., Any]], arch: Arch, *, every: bool) -> list[Subject]:

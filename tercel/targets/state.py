@@ -64,7 +64,10 @@ def create_drafter_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> DrafterCache:
-    """Zeroed context pages of all layers of a drafter, under the page ids of the target's."""
+    """Zeroed context pages of all layers of a drafter, under the page ids of the target's. Raises
+    ConfigError under capture."""
+    if _is_capturing():
+        raise ConfigError(f"drafter cache: {_BEFORE_CAPTURE}")
     entry = config.attention.entry_shape(layout.tp)
     shape = (config.num_hidden_layers, sizes.num_pages, sizes.page_size, *entry)
     return DrafterCache(torch.zeros(shape, dtype=dtype, device=device))

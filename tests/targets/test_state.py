@@ -1,12 +1,25 @@
 """State is created by one function, in one order, on all ranks, or on none."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from tercel.core.drafter_formats import read_drafter_config
+from tercel.core.layout import Layout
 from tercel.errors import ConfigError
 from tercel.parallel import SingleGroup, run_threads
 from tercel.targets import state
-from tercel.targets.state import BOARD, CACHE, COUNTERS, CacheSizes
+from tercel.targets.state import (
+    BOARD,
+    CACHE,
+    COUNTERS,
+    CacheSizes,
+    create_board,
+    create_context_counters,
+    create_counters,
+    create_drafter_cache,
+)
 from tests.targets.models import resolved
 
 SIZES = CacheSizes(num_pages=3, page_size=8, num_slots=3, max_draft=2)
@@ -90,3 +103,24 @@ def test_places_to_meet_are_zeros_created_before_a_capture(spec, sizes, monkeypa
     monkeypatch.setattr(state, "_is_capturing", lambda: True)
     with pytest.raises(ConfigError, match="create it first"):
         spec.create(*sizes, torch.device("cpu"))
+
+
+CPU = torch.device("cpu")
+DRAFTER = read_drafter_config(Path(__file__).parents[2] / "checkpoints/nano-dspark")
+CREATORS = {
+    "cache": lambda: create(SingleGroup()),
+    "drafter cache": lambda: create_drafter_cache(
+        DRAFTER, Layout.parse("tp1"), sizes=SIZES, dtype=torch.bfloat16, device=CPU
+    ),
+    "counters": lambda: create_counters(3, 2, CPU),
+    "board": lambda: create_board(3, 2, CPU),
+    "context counters": lambda: create_context_counters(CPU),
+}
+
+
+@pytest.mark.parametrize("creator", CREATORS)
+def test_nothing_is_created_under_capture(creator, monkeypatch):
+    CREATORS[creator]()
+    monkeypatch.setattr(state, "_is_capturing", lambda: True)
+    with pytest.raises(ConfigError, match="create it first"):
+        CREATORS[creator]()
