@@ -45,8 +45,8 @@ A time is one call inside a CUDA graph, its inputs not in L2, in rounds that alt
 stands beside it; medians, the tenth and ninetieth percentile in brackets. A goal is a named one,
 or follows from the call's bytes: at 40 MB and more 0.85 of the copy bandwidth of the same run,
 below it bytes / copy bandwidth + {fixed:g} us. The roof is what bytes and flops take at the rates
-of the same run. A peer that was not asked for, is not installed or failed is *not run*. Errors are in ulps of bf16 against the
-fp64 reference.
+of the same run. A peer that was not asked for, is not installed or failed is *not run*. Errors are
+in ulps of bf16 against the fp64 reference.
 
 `tercel certify --peers --out bundle.json`, then `tercel ops import bundle.json`, refresh the ops;
 the other sections name their command.
