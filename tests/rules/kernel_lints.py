@@ -15,6 +15,7 @@ WAITS = {"gdc_wait"}
 TRIGGERS = {"gdc_launch_dependents"}
 SHARED_READS = {"warpgroup_mma", "tcgen05_mma", "async_copy_shared_to_global"}
 FENCES = {"fence_async_shared"}
+COPY_WAITS = ("async_copy.wait_group", "mbarrier.wait")
 CLUSTER_ARRIVE, CLUSTER_WAIT = "barrier.cluster.arrive", "barrier.cluster.wait"
 
 
@@ -33,14 +34,15 @@ def early_reads(
     imported: Sequence[ast.Module] = (),
 ) -> list[str]:
     """Loads before the wait for the previous launch of anything but `constants`, and stores, in
-    kernels that are launched: helpers are read where these call them, those of `imported` modules
-    too."""
+    kernels that are launched and wait, or should, since they let the next one start: helpers are
+    read where these call them, those of `imported` modules too."""
     own = {function.name: function for function in kernels(tree)}
     called = {name_of(call) for function in own.values() for call in calls_of(function)}
     functions = {each.name: each for module in imported for each in kernels(module)} | own
     found = []
     for name, function in own.items():
-        if name in called or not _waits(function, functions):
+        triggers = any(name_of(call) in TRIGGERS for call in calls_of(function))
+        if name in called or not (triggers or _waits(function, functions)):
             continue
         for call, root, kind in _accesses(function, functions):
             if kind == "store" or (root is not None and root not in constants):
@@ -81,6 +83,33 @@ def unfenced_reads(tree: ast.Module) -> list[str]:
                     for each in sorted(read)
                 ]
     return found
+
+
+def unfenced_copies(tree: ast.Module, imported: Sequence[ast.Module] = ()) -> list[str]:
+    """Tensor-core reads after a wait for copies that threads have asked for, without a fence
+    between; in helpers too, those of `imported` modules among them."""
+    functions = {each.name: each for module in (*imported, tree) for each in kernels(module)}
+    found = []
+    for function in kernels(tree):
+        is_waited = False
+        for call in calls_of(function):
+            name = name_of(call)
+            if ast.unparse(call.func).endswith(COPY_WAITS):
+                is_waited = True
+            elif name in FENCES:
+                is_waited = False
+            elif is_waited and _multiplies(name, functions):
+                found.append(f"{function.name}:{call.lineno} {name} reads copies without a fence")
+    return found
+
+
+def _multiplies(name: str, functions: Mapping[str, ast.FunctionDef]) -> bool:
+    """Whether it reads shared memory by tensor cores, or a helper that does."""
+    others = {key: function for key, function in functions.items() if key != name}
+    return name in SHARED_READS or (
+        name in functions
+        and any(_multiplies(name_of(call), others) for call in calls_of(functions[name]))
+    )
 
 
 def unwaited_clusters(tree: ast.Module) -> list[str]:

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from tercel.ops.catalog import catalog
-from tests.rules.kernel_lints import early_reads, unfenced_reads, unwaited_clusters
+from tests.rules.kernel_lints import early_reads, unfenced_copies, unfenced_reads, unwaited_clusters
 from tests.rules.sources import HOST
 
 SOURCES = [source for source in HOST if source.package == "ops" and "jit" in source.text]
@@ -53,6 +53,9 @@ class TestCatalog:
     def test_written_shared_memory_is_fenced(self, source):
         assert unfenced_reads(source.tree) == []
 
+    def test_copies_are_fenced(self, source):
+        assert unfenced_copies(source.tree, list(imported_by(source))) == []
+
     def test_clusters_are_waited_for(self, source):
         assert unwaited_clusters(source.tree) == []
 
@@ -96,6 +99,16 @@ def test_state_read_before_the_wait(early, found):
     assert early_reads(tree, {"weight"}) == found
 
 
+def test_a_kernel_that_triggers_and_never_waits():
+    text = STATE_BEFORE_THE_WAIT.format(early="cuda.gdc_launch_dependents()")
+    assert early_reads(ast.parse(text), {"weight"}) == []
+    found = early_reads(ast.parse(text.replace("    cuda.gdc_wait()\n", "")), {"weight"})
+    assert [line.partition(" ")[2] for line in found] == [
+        "load of x before gdc_wait",
+        "store of y before gdc_wait",
+    ]
+
+
 def test_a_helper_of_another_module_is_read_where_it_is_called():
     helper = ast.parse("@triton.jit\ndef taken(pointer):\n    return tl.load(pointer)")
     kernel = STATE_BEFORE_THE_WAIT.format(early="old = taken(here)")
@@ -120,6 +133,36 @@ def test_tensor_core_read_without_a_fence():
     assert unfenced_reads(ast.parse(PRODUCT.format(between="fence_async_shared()"))) == []
     held = PRODUCT.replace("LAYOUT)\n    tile.store(gl.load(a))", "LAYOUT, gl.load(a))")
     assert len(unfenced_reads(ast.parse(held.format(between="pass")))) == 1
+
+
+COPIED = """
+@gluon.jit
+def multiplied(tile, sums):
+    return warpgroup_mma(tile, tile, sums)
+
+@gluon.jit
+def product(a, c, tile):
+    async_copy.async_load(tile, a)
+    {wait}
+    {between}
+    sums = multiplied(tile, 0)
+"""
+
+
+@pytest.mark.parametrize("wait", ["async_copy.wait_group(0)", "mbarrier.wait(full.index(0), 1)"])
+def test_copies_that_a_product_reads_without_a_fence(wait):
+    broken = ast.parse(COPIED.format(wait=wait, between="pass"))
+    assert unfenced_copies(broken) == ["product:11 multiplied reads copies without a fence"]
+    assert (
+        unfenced_copies(ast.parse(COPIED.format(wait=wait, between="fence_async_shared()"))) == []
+    )
+
+
+def test_a_fence_that_is_taken_away_is_missed():
+    for name in ("kernel_slot_wgmma", "kernel_slot_streams", "kernel_gluon_sm_90"):
+        source = next(each for each in SOURCES if each.module.endswith(name))
+        broken = ast.parse(source.text.replace("hopper.fence_async_shared()", "pass"))
+        assert unfenced_copies(broken, list(imported_by(source)))
 
 
 CLUSTER = """
