@@ -73,7 +73,7 @@ class Timed:
 
     @property
     def kernel(self) -> str:
-        return f"{self.receipt.op} {self.receipt.implementation}"
+        return _kernel(self.receipt)
 
     @property
     def rate(self) -> float:
@@ -91,11 +91,19 @@ class Timed:
         return min(others.items(), key=lambda item: item[1]) if others else None
 
     @property
+    def is_met(self) -> bool:
+        return self.goal is not None and self.time.median_us <= self.goal
+
+    @property
     def verdict(self) -> str:
         if self.goal is None:
             return "not run"
         ratio = self.time.median_us / self.goal
-        return f"met ({ratio:.2f})" if ratio <= 1 else f"**missed** ({ratio:.2f})"
+        return f"met ({ratio:.2f})" if self.is_met else f"**missed** ({ratio:.2f})"
+
+
+def _kernel(receipt: Receipt) -> str:
+    return f"{receipt.op} {receipt.implementation}"
 
 
 def receipts() -> list[tuple[str, Receipt]]:
@@ -164,22 +172,24 @@ def _run(receipt: Receipt) -> str:
 
 def _named_goals() -> str:
     """Each named goal once: its cell's time by the implementation that serves it."""
-    rows = [_named_row(*each) for each in _named_cells()]
-    if not rows:
+    served = _served()
+    named = [(*each, served.get((each[0], str(each[1])))) for each in _named_cells()]
+    if not named:
         return ""
-    met = sum(row[-2].startswith("met") for row in rows)
-    served = [each for each in timed() if _serving(each.full_name, each.result.cell) is each]
-    every = sum(each.verdict.startswith("met") for each in served)
+    met = sum(each is not None and each.is_met for *_, each in named)
+    every = sum(each.is_met for each in served.values())
     head = ("op", "served by", "cell", "goal, us", "us", "verdict (time / goal)", "peers, us")
     text = (
         "## Named goals\n\nOf an op at a cell, by the kernel that a target binds there. "
-        f"{met} of {len(rows)} are met; of all {len(served)} timed cells {every}.\n\n"
+        f"{met} of {len(named)} are met; of all {len(served)} timed cells {every}.\n\n"
     )
-    return text + table(head, rows, 3)
+    return text + table(head, [_named_row(*each) for each in named], 3)
 
 
-def _named_row(name: str, cell: Cell, goal: float | Literal["best peer"]) -> tuple[str, ...]:
-    op, each = name.partition("/")[2], _serving(name, str(cell))
+def _named_row(
+    name: str, cell: Cell, goal: float | Literal["best peer"], each: Timed | None
+) -> tuple[str, ...]:
+    op = name.partition("/")[2]
     if each is None:
         return op, "", str(cell), str(goal), "", "not run", ""
     shown = str(goal) if each.goal is None else f"{each.goal:.2f}"
@@ -209,19 +219,22 @@ def _named_cells() -> Iterator[tuple[str, Cell, float | Literal["best peer"]]]:
             yield from ((name, cell, goal) for cell, goal in goals if goal is not None)
 
 
-def _serving(name: str, cell: str) -> Timed | None:
-    """The time of the implementation that a binding chooses: the first that is certified, in the
-    op's order, of those that take the cell; where none is, the first that was."""
-    op = catalog()[name]
-    found = {
-        each.receipt.implementation: each
-        for each in timed()
-        if each.full_name == name and each.result.cell == cell
-    }
-    ordered = [found[kernel] for kernel in op.implementations if kernel in found]
-    return min(
-        ordered, key=lambda each: _state(name, each.receipt) != Status.CERTIFIED, default=None
-    )
+def _served() -> dict[tuple[str, str], Timed]:
+    """By (category/op, cell) the time of the implementation that a binding chooses: the first that
+    is certified, in the op's order, of those that take the cell; where none is, the first that
+    was."""
+    served: dict[tuple[str, str], Timed] = {}
+    for name, op in catalog().items():
+        found: dict[str, list[Timed]] = {}
+        for each in timed():
+            if each.full_name == name:
+                found.setdefault(each.receipt.implementation, []).append(each)
+        kernels = [kernel for kernel in op.implementations if kernel in found]
+        held = [k for k in kernels if _state(name, found[k][0].receipt) == Status.CERTIFIED]
+        for kernel in (*held, *kernels):
+            for each in found[kernel]:
+                served.setdefault((name, each.result.cell), each)
+    return served
 
 
 def _state(name: str, receipt: Receipt) -> Status:
@@ -240,8 +253,7 @@ def _plots() -> str:
 def _kernels() -> str:
     parts = ["## Kernels\n"]
     for name, receipt in receipts():
-        kernel = f"{receipt.op} {receipt.implementation}"
-        rows = [_cell_row(each) for each in timed() if each.kernel == kernel]
+        rows = [_cell_row(each) for each in timed() if each.kernel == _kernel(receipt)]
         state = _state(name, receipt)
         mark = "" if state is Status.CERTIFIED else f" ({state})"
         if rows:
@@ -276,7 +288,7 @@ def _errors() -> str:
             worst = max(errors, key=lambda error: error.share)
             rows.append(
                 (
-                    f"{receipt.op} {receipt.implementation}",
+                    _kernel(receipt),
                     result,
                     f"{worst.element_ulps:.2f} of {worst.element_allowed:.4g}",
                     f"{worst.rms_ulps:.2f} of {worst.rms_allowed:.4g}",

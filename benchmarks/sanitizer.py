@@ -40,8 +40,6 @@ FAILED = 99
 UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
 """Every tensor is an allocation of its own, so that what lies behind one is nobody's."""
 PROCESSES = 16
-SERVED = {"L": 512, "I": 512}
-"""Sizes that warpgroup products of experts divide without a rest."""
 TINY: Mapping[str, Cell] = {
     "mla_decode": Cell(
         "entries that no parts divide evenly; pages that Gluon's kernel serves",
@@ -64,7 +62,7 @@ TINY: Mapping[str, Cell] = {
         **{"cu_seqlens": (0, 20, 21), "context_lens": (30, 3)},
     ),
     "gemv": Cell("rows in a ring", T=1, K=256, M=512, sigmoid_from=None),
-    "experts_decode": Cell("more than 32 tokens", T=40, k=2, E=4, **SERVED, mxfp4=True),
+    "experts_decode": Cell("more than 32 tokens", T=40, k=2, E=4, L=512, I=512, mxfp4=True),
     "experts_grouped": Cell("a stream of blocks", T=100, k=2, E=2, L=768, I=768, mxfp4=True),
     "experts_grouped_e4m3": Cell("a stream of blocks", T=100, k=2, E=2, L=768, I=768),
     **{

@@ -66,8 +66,7 @@ def create_drafter_cache(
 ) -> DrafterCache:
     """Zeroed context pages of all layers of a drafter, under the page ids of the target's. Raises
     ConfigError under capture."""
-    if _is_capturing():
-        raise ConfigError(f"drafter cache: {_BEFORE_CAPTURE}")
+    _refuse_capture("drafter cache")
     entry = config.attention.entry_shape(layout.tp)
     shape = (config.num_hidden_layers, sizes.num_pages, sizes.page_size, *entry)
     return DrafterCache(torch.zeros(shape, dtype=dtype, device=device))
@@ -137,9 +136,13 @@ BOARD = StateSpec(
 
 
 def _meeting_place(name: str, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    _refuse_capture(name)
+    return torch.zeros(count, dtype=dtype, device=device)
+
+
+def _refuse_capture(name: str) -> None:
     if _is_capturing():
         raise ConfigError(f"{name}: {_BEFORE_CAPTURE}")
-    return torch.zeros(count, dtype=dtype, device=device)
 
 
 def _is_capturing() -> bool:

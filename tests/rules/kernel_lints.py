@@ -38,7 +38,7 @@ def early_reads(
     read where these call them, those of `imported` modules too."""
     own = {function.name: function for function in kernels(tree)}
     called = {name_of(call) for function in own.values() for call in calls_of(function)}
-    functions = {each.name: each for module in imported for each in kernels(module)} | own
+    functions = _functions(tree, imported)
     found = []
     for name, function in own.items():
         triggers = any(name_of(call) in TRIGGERS for call in calls_of(function))
@@ -48,6 +48,11 @@ def early_reads(
             if kind == "store" or (root is not None and root not in constants):
                 found.append(f"{name}:{call.lineno} {kind} of {root} before gdc_wait")
     return sorted(set(found))
+
+
+def _functions(tree: ast.Module, imported: Sequence[ast.Module]) -> dict[str, ast.FunctionDef]:
+    """By name; a module's own before those that it imports."""
+    return {each.name: each for module in (*imported, tree) for each in kernels(module)}
 
 
 def _waits(function: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef]) -> bool:
@@ -62,44 +67,32 @@ def is_wait(call: ast.Call, functions: Mapping[str, ast.FunctionDef]) -> bool:
     return name in WAITS or (name in functions and _waits(functions[name], others))
 
 
-def unfenced_reads(tree: ast.Module) -> list[str]:
-    """Tensor-core or bulk-copy reads of shared memory that threads have written, without a fence
-    between: the two see shared memory through different proxies."""
+def unfenced_reads(tree: ast.Module, imported: Sequence[ast.Module] = ()) -> list[str]:
+    """Tensor-core or bulk-copy reads of shared memory that threads have written, or of copies that
+    they have waited for, without a fence between: the two see shared memory through different
+    proxies. Helpers that read are followed, those of `imported` modules too."""
+    functions = _functions(tree, imported)
     found = []
     for function in kernels(tree):
         written: set[str] = set()
+        is_copied = False
         for call in calls_of(function):
             name = name_of(call)
             if name in FENCES:
                 written.clear()
+                is_copied = False
+            elif ast.unparse(call.func).endswith(COPY_WAITS):
+                is_copied = True
             elif name == "store" and isinstance(call.func, ast.Attribute) and _is_shared(call):
                 written.add(_base(call.func.value))
             elif name == "allocate_shared_memory" and len(call.args) + len(call.keywords) > 3:
                 written |= _assigned(function, call)
-            elif name in SHARED_READS:
-                read = {_base(argument) for argument in call.args} & written
+            elif _multiplies(name, functions):
+                read = sorted({_base(argument) for argument in call.args} & written)
                 found += [
                     f"{function.name}:{call.lineno} {name} reads {each} without a fence"
-                    for each in sorted(read)
+                    for each in (*read, *(["copies"] if is_copied else []))
                 ]
-    return found
-
-
-def unfenced_copies(tree: ast.Module, imported: Sequence[ast.Module] = ()) -> list[str]:
-    """Tensor-core reads after a wait for copies that threads have asked for, without a fence
-    between; in helpers too, those of `imported` modules among them."""
-    functions = {each.name: each for module in (*imported, tree) for each in kernels(module)}
-    found = []
-    for function in kernels(tree):
-        is_waited = False
-        for call in calls_of(function):
-            name = name_of(call)
-            if ast.unparse(call.func).endswith(COPY_WAITS):
-                is_waited = True
-            elif name in FENCES:
-                is_waited = False
-            elif is_waited and _multiplies(name, functions):
-                found.append(f"{function.name}:{call.lineno} {name} reads copies without a fence")
     return found
 
 

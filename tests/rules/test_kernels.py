@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from tercel.ops.catalog import catalog
-from tests.rules.kernel_lints import early_reads, unfenced_copies, unfenced_reads, unwaited_clusters
+from tests.rules.kernel_lints import early_reads, unfenced_reads, unwaited_clusters
 from tests.rules.sources import HOST
 
 SOURCES = [source for source in HOST if source.package == "ops" and "jit" in source.text]
@@ -51,10 +51,7 @@ class TestCatalog:
         assert early_reads(source.tree, DECLARED, list(imported_by(source))) == []
 
     def test_written_shared_memory_is_fenced(self, source):
-        assert unfenced_reads(source.tree) == []
-
-    def test_copies_are_fenced(self, source):
-        assert unfenced_copies(source.tree, list(imported_by(source))) == []
+        assert unfenced_reads(source.tree, list(imported_by(source))) == []
 
     def test_clusters_are_waited_for(self, source):
         assert unwaited_clusters(source.tree) == []
@@ -152,17 +149,15 @@ def product(a, c, tile):
 @pytest.mark.parametrize("wait", ["async_copy.wait_group(0)", "mbarrier.wait(full.index(0), 1)"])
 def test_copies_that_a_product_reads_without_a_fence(wait):
     broken = ast.parse(COPIED.format(wait=wait, between="pass"))
-    assert unfenced_copies(broken) == ["product:11 multiplied reads copies without a fence"]
-    assert (
-        unfenced_copies(ast.parse(COPIED.format(wait=wait, between="fence_async_shared()"))) == []
-    )
+    assert unfenced_reads(broken) == ["product:11 multiplied reads copies without a fence"]
+    assert unfenced_reads(ast.parse(COPIED.format(wait=wait, between="fence_async_shared()"))) == []
 
 
 def test_a_fence_that_is_taken_away_is_missed():
     for name in ("kernel_slot_wgmma", "kernel_slot_streams", "kernel_gluon_sm_90"):
         source = next(each for each in SOURCES if each.module.endswith(name))
         broken = ast.parse(source.text.replace("hopper.fence_async_shared()", "pass"))
-        assert unfenced_copies(broken, list(imported_by(source)))
+        assert unfenced_reads(broken, list(imported_by(source)))
 
 
 CLUSTER = """
